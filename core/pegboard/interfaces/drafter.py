@@ -1,0 +1,75 @@
+"""`Drafter`: which tokens to guess."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pegboard.step import Drafts, Float32, Int32
+
+if TYPE_CHECKING:
+    import torch
+
+VERSION = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterContext:
+    """What a drafter's factory gets.
+
+    Attributes:
+        num_speculative_tokens: most nodes a row.
+        vocab_size: of the target.
+        max_num_seqs: rows.
+        max_model_len: most tokens a row.
+    """
+
+    num_speculative_tokens: int
+    vocab_size: int
+    max_num_seqs: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one execute brought, for every row that computed, prefill chunks included.
+
+    Attributes:
+        rows: int32 [R].
+        offsets: int32 [R + 1]; entries of a row in the arrays below.
+        token_ids: int32 [N], tokens whose hidden states were computed and kept: prompt chunks and
+            accepted nodes.
+        positions: int32 [N].
+        taps: decoder layer to its input hidden states [N, hidden_size].
+        next_offsets, next_token_ids: int32 [R + 1], [T], tokens committed in this execute.
+        propose: int32 [R], most nodes to propose for each row.
+    """
+
+    rows: Int32
+    offsets: Int32
+    token_ids: Int32
+    positions: Int32
+    taps: dict[int, torch.Tensor]
+    next_offsets: Int32
+    next_token_ids: Int32
+    propose: Int32
+
+
+class Drafter(ABC):
+    """Guesses ahead, on the worker. It keeps no state that a rejected token could spoil."""
+
+    taps: tuple[int, ...] = ()
+    """Decoder layers whose input hidden states it wants."""
+
+    @abstractmethod
+    def admit(self, row: int, token_ids: Int32) -> None:
+        """A sequence took the row; its known tokens."""
+
+    @abstractmethod
+    def release(self, row: int, num_tokens: int) -> None:
+        """The row is given back; only its first `num_tokens` tokens ever were."""
+
+    @abstractmethod
+    def propose(self, seen: Observation) -> tuple[Drafts, Float32]:
+        """Draft nodes for the next step, and the drafter's probability of each node."""

@@ -1,0 +1,43 @@
+"""What host, worker and planner all say about KV memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Decoder layers whose KV shares layout, window and encoding, and so one block table.
+
+    Attributes:
+        layers: indices of the decoder layers.
+        num_kv_heads: KV heads a layer.
+        head_dim: elements a head.
+        block_size: tokens a block (page).
+        window: a token attends to the last `window` tokens, itself included; None: to all.
+        encoding: name of the KV encoding; `none` stores `dtype` as it is.
+        dtype: element type of unencoded KV (`float32`, `bfloat16`, ...).
+    """
+
+    layers: tuple[int, ...]
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    window: int | None
+    encoding: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a block: its shape without the block axis, and its dtype.
+
+    Attributes:
+        name: `k`, `v`, `k_scale`, ...: the backend's own.
+        shape: per block.
+        dtype: `float32`, `float16`, `bfloat16`, `float64`, `int8`, `uint8`, ...
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str

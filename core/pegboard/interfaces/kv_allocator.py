@@ -1,0 +1,203 @@
+"""`KVAllocator`: which blocks a sequence owns.
+
+The allocator owns pages and references and knows no tokens. Every reference has an owner and is
+released once; releasing again does nothing. Page 0 of each group is never handed out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum
+
+from pegboard.interfaces.kv import KVGroup
+from pegboard.interfaces.prefix_cache import PrefixCache
+
+VERSION = 0
+
+Owner = int | str
+"""A sequence's id, or the name of another holder (a transfer)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorContext:
+    """What an allocator's factory gets.
+
+    Attributes:
+        groups: KV groups.
+        num_blocks: pages of each group, page 0 included.
+        max_model_len: most tokens a sequence.
+        max_chunk: most tokens that a step adds to a sequence; bounds what a window group needs.
+        cache: asked to evict when pages run out; whatever it holds counts as free.
+    """
+
+    groups: tuple[KVGroup, ...]
+    num_blocks: tuple[int, ...]
+    max_model_len: int
+    max_chunk: int
+    cache: PrefixCache
+
+
+class Verdict(Enum):
+    """When a demand can be met."""
+
+    NOW = "now"
+    LATER = "later"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer to a demand.
+
+    Attributes:
+        verdict: `NEVER` exactly when it exceeds an empty pool.
+        missing: blocks missing now, a group.
+        total: blocks that an empty pool has, a group.
+    """
+
+    verdict: Verdict
+    missing: tuple[int, ...]
+    total: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What growing a sequence changed.
+
+    Attributes:
+        slots: for each group, (table entry, page) pairs that are new.
+        copies: for each group, (from, to) pages to copy before anything is written: a shared page
+            that the owner is about to write to was replaced by its own.
+    """
+
+    slots: tuple[tuple[tuple[int, int], ...], ...]
+    copies: tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KVLedger:
+    """Where a group's pages are; page 0 is not counted. The parts sum to `total`.
+
+    Attributes:
+        total: pages of the group.
+        free: nobody's.
+        held: referenced by sequences.
+        cached: referenced by the prefix cache alone; evictable.
+        pinned: referenced by pins alone.
+        reserved: set aside and not yet handed out.
+        deferred: released, and waiting for a step in flight.
+    """
+
+    total: int
+    free: int
+    held: int
+    cached: int = 0
+    pinned: int = 0
+    reserved: int = 0
+    deferred: int = 0
+
+
+class KVAllocator(ABC):
+    """Hands out pages, all groups or nothing."""
+
+    @abstractmethod
+    def probe(self, num_tokens: int, owner: Owner | None = None) -> Answer:
+        """Whether a sequence could have slots for its first `num_tokens` tokens. Changes nothing.
+
+        Args:
+            num_tokens: slots in all, lookahead included.
+            owner: count on what it has already; None: a new sequence.
+        """
+
+    @abstractmethod
+    def grow(self, owner: Owner, num_tokens: int, lookahead: int = 0) -> Growth | None:
+        """Makes slots for the owner's first `num_tokens` tokens, and `lookahead` more for drafts.
+
+        Append-only, and idempotent: what is there stays. The first call makes the owner. Pages that
+        will be written to, from the last `num_tokens` of the call before on, are the owner's alone.
+
+        Returns:
+            What changed; None, with nothing changed, when a group lacks pages.
+        """
+
+    @abstractmethod
+    def trim(self, owner: Owner, keep_from: int, keep_to: int) -> None:
+        """Gives back pages that hold no token in [keep_from, keep_to) of the owner.
+
+        `keep_to` drops rejected drafts; `keep_from` drops what left the window, and acts on window
+        groups alone: a group without a window keeps its beginning.
+        """
+
+    @abstractmethod
+    def release(self, owner: Owner, after_step: int | None = None) -> None:
+        """Gives back everything. With `after_step`, pages are free once that step is fenced.
+
+        An unknown owner is ignored.
+        """
+
+    @abstractmethod
+    def fence(self, step_id: int) -> None:
+        """The step's result is committed: what waited for it, or for an older one, is free."""
+
+    @abstractmethod
+    def transaction(self) -> AbstractContextManager[None]:
+        """All changes inside take effect together; if the block raises, none of them does."""
+
+    @abstractmethod
+    def ledger(self) -> tuple[KVLedger, ...]:
+        """One entry a group."""
+
+
+class SharedPages(ABC):
+    """What an allocator whose pages can have several owners offers beside `KVAllocator`.
+
+    Manifest promise: `sharing`.
+    """
+
+    @abstractmethod
+    def pages(self, owner: Owner) -> tuple[Sequence[int], ...]:
+        """The owner's pages in order, a group; 0 where the window gave one back."""
+
+    @abstractmethod
+    def adopt(self, owner: Owner, pages: Sequence[Sequence[int]]) -> None:
+        """Makes an owner that begins with these pages, a group, each full of known tokens.
+
+        Raises:
+            ValueError: the owner exists, or a page is free.
+        """
+
+    @abstractmethod
+    def fork(self, owner: Owner, child: Owner, num_tokens: int) -> None:
+        """Makes `child`, which shares the owner's first `num_tokens` tokens. A page that either
+        writes to later is copied then (`Growth.copies`)."""
+
+    @abstractmethod
+    def retain(self, group: int, page: int) -> None:
+        """The prefix cache references a page: it is not free when its sequences are gone."""
+
+    @abstractmethod
+    def forget(self, group: int, page: int) -> None:
+        """The prefix cache drops its reference."""
+
+
+class PinnedPages(ABC):
+    """What an allocator that serves KV transfers offers beside `KVAllocator`.
+
+    Manifest promise: `pinning`.
+    """
+
+    @abstractmethod
+    def pin(self, name: str, owner: Owner, deadline: float) -> tuple[Sequence[int], ...]:
+        """Holds the owner's pages under `name`, unchanged, until `unpin` or the deadline (seconds of
+        the monotonic clock); returns them, a group."""
+
+    @abstractmethod
+    def unpin(self, name: str) -> None:
+        """Drops a pin. An unknown one is ignored."""
+
+    @abstractmethod
+    def expire(self, now: float) -> tuple[str, ...]:
+        """Drops pins past their deadline and returns their names."""

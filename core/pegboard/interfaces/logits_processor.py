@@ -1,0 +1,75 @@
+"""`LogitsProcessor`: what may be sampled.
+
+A manifest entry may name `params`, the pydantic model of the processor's request parameters, and
+`fields`, the fields of `SamplingParams` that it serves. The host validates
+`SamplingParams.processors[name]` joined with those fields and sends plain values once, at admission;
+a row whose values are all defaults is never admitted to the processor.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorContext:
+    """What a processor's factory gets.
+
+    Attributes:
+        vocab_size: logits a row.
+        max_num_seqs: rows.
+        device: `cpu` or `cuda`.
+    """
+
+    vocab_size: int
+    max_num_seqs: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRow:
+    """One row of logits.
+
+    Attributes:
+        row: the sequence's row.
+        position: of the token to be sampled.
+        num_prompt_tokens: the first tokens of `history`.
+        history: int32 [position], all tokens before it, a draft's path included. A view: valid
+            during the call.
+    """
+
+    row: int
+    position: int
+    num_prompt_tokens: int
+    history: NDArray[np.int32]
+
+
+class LogitsProcessor(ABC):
+    """Changes logits. Its state is recomputable from a row's history and parameters."""
+
+    @abstractmethod
+    def admit(self, row: int, params: Mapping[str, Any]) -> None:
+        """A sequence with these validated parameters took the row."""
+
+    @abstractmethod
+    def apply(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> None:
+        """Changes logits, float32 [len(rows), vocab_size], in place.
+
+        Only rows that were admitted to this processor are passed. If it raises, the requests of
+        these rows end with an error: leaving it out would change tokens.
+        """
+
+    @abstractmethod
+    def release(self, row: int) -> None:
+        """The row is given back."""

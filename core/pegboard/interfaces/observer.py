@@ -1,0 +1,125 @@
+"""`Observer`: what is told to the outside. Observers run in the engine's process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+from pegboard.interfaces.kv_allocator import KVLedger
+from pegboard.request import FinishReason
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ObserverContext:
+    """What an observer's factory gets.
+
+    Attributes:
+        model: name under which the model is served.
+        ledger: ledger entry to bytes: what the plan says is in memory.
+    """
+
+    model: str
+    ledger: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A request entered the queue. Times are seconds of a monotonic clock."""
+
+    request_id: str
+    time: float
+    num_prompt_tokens: int
+    num_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFinished:
+    """A sequence ended.
+
+    Attributes:
+        arrival, admitted, first_token, finished: times; None where it never came that far.
+        num_cached_tokens: prompt tokens served by a cache.
+        num_preemptions: times it was preempted.
+    """
+
+    request_id: str
+    index: int
+    reason: FinishReason
+    arrival: float
+    admitted: float | None
+    first_token: float | None
+    finished: float
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One step was committed.
+
+    Attributes:
+        time: when.
+        duration_s: of the whole step; `forward_s`, `sampling_s`, `drafting_s` are the worker's.
+        num_prefill_tokens, num_decode_tokens: computed, draft nodes counted as decode.
+        num_output_tokens: committed.
+        num_running, num_waiting: after the step.
+        num_preempted: in the step.
+        num_drafts_tried, num_drafts_accepted: in the step.
+        kv: the allocator's ledger, a group.
+        first_token_s: seconds since arrival, of each sequence that got its first token.
+        inter_token_s: seconds since its last tokens, of each other sequence that got some.
+    """
+
+    step_id: int
+    time: float
+    duration_s: float
+    forward_s: float
+    sampling_s: float
+    drafting_s: float
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_output_tokens: int
+    num_running: int
+    num_waiting: int
+    num_preempted: int
+    num_drafts_tried: int
+    num_drafts_accepted: int
+    kv: tuple[KVLedger, ...]
+    first_token_s: tuple[float, ...] = ()
+    inter_token_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorHappened:
+    """Something failed. `kind` is the error's class name."""
+
+    kind: str
+    message: str
+    request_id: str | None = None
+
+
+Event = RequestArrived | SequenceFinished | StepDone | ErrorHappened
+
+
+class Observer(ABC):
+    """Hears events. It must not change what it gets; an exception drops the observer, logged."""
+
+    @abstractmethod
+    def observe(self, event: Event) -> None:
+        """Called in the engine's loop: be quick, keep numbers, write later."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The engine closes. Idempotent."""
+
+
+class MetricsText(ABC):
+    """What an observer that renders metrics offers beside `Observer`."""
+
+    @abstractmethod
+    def render(self) -> str:
+        """Prometheus text format (version 0.0.4)."""

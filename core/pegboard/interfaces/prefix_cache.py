@@ -1,0 +1,85 @@
+"""`PrefixCache`: which blocks hold known tokens.
+
+The cache owns names (content to page) and knows no requests. It publishes only committed tokens,
+after the forward that wrote them, and forgets a name before its page returns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pegboard.interfaces.kv import KVGroup
+
+VERSION = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheContext:
+    """What a cache's factory gets.
+
+    Attributes:
+        groups: KV groups.
+        num_blocks: pages of each group.
+        fingerprint: of everything that changes KV content: model, numerics, encoding.
+    """
+
+    groups: tuple[KVGroup, ...]
+    num_blocks: tuple[int, ...]
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Tokens by which KV is looked up.
+
+    Attributes:
+        token_ids: int32 [num_tokens].
+        salt: keeps tenants apart: KV is never shared between different salts.
+    """
+
+    token_ids: NDArray[np.int32]
+    salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Pages that hold the first tokens of a prefix.
+
+    Attributes:
+        num_tokens: how many; a multiple of every group's block size. 0: a miss.
+        pages: for each group, in order.
+    """
+
+    num_tokens: int
+    pages: tuple[Sequence[int], ...]
+
+
+class PrefixCache(ABC):
+    """Finds pages by content."""
+
+    @abstractmethod
+    def match(self, prefix: Prefix, limit: int) -> Hit:
+        """The longest known beginning of at most `limit` tokens. No visible side effect."""
+
+    @abstractmethod
+    def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> Sequence[tuple[int, int]]:
+        """Names pages, each full of committed tokens of the prefix; a group's pages in order.
+
+        Returns:
+            The (group, page) pairs that the cache references from now on and did not before.
+        """
+
+    @abstractmethod
+    def evict(self, group: int, num_pages: int, evictable: Callable[[int], bool]) -> Sequence[int]:
+        """Forgets up to so many pages that only the cache references, leaves first, and returns
+        them. `evictable(page)` is the allocator's answer to whether nobody else references a page.
+        Called from inside the allocator alone."""
+
+    @abstractmethod
+    def clear(self) -> Sequence[tuple[int, int]]:
+        """Forgets all, and returns the (group, page) pairs that it referenced."""

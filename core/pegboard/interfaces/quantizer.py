@@ -1,0 +1,137 @@
+"""`Quantizer`: how a linear layer's weights are stored, and which layers it acts on.
+
+A quantizer's manifest entry names the checkpoint methods it reads (`methods = ["gptq"]`) and two
+torch-free functions: `parameters(layer, facts) -> tuple[StoredParameter, ...]`, the tensors that a
+layer has in the checkpoint, and `resident_bytes(layer, facts, dtype) -> int`, what it takes in memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from pegboard.interfaces.checkpoint import CheckpointFacts
+    from pegboard.interfaces.model import ParameterKind
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizerContext:
+    """What a quantizer's factory gets, beside its options.
+
+    Attributes:
+        facts: the checkpoint.
+        dtype: activation dtype; what a float weight should come in.
+    """
+
+    facts: CheckpointFacts
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpec:
+    """A weight that a quantizer decides on: a linear layer's, an embedding's or the head's.
+
+    Attributes:
+        name: the layer's name, without `.weight` (`model.layers.0.mlp.up_proj`).
+        shape: [out_features, in_features].
+        kind: `linear`, `embedding` or `head`.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    kind: ParameterKind
+
+
+@dataclass(frozen=True, slots=True)
+class StoredParameter:
+    """A tensor that a scheme keeps in the checkpoint, declared as data.
+
+    Loading, sharding and planning need nothing else and never know the format.
+
+    Attributes:
+        name: appended to the layer's name (`weight`, `qweight`, `scales`).
+        shape: as stored.
+        dtype: as stored; None: any floating type.
+        shard_axis: `out` and `in` axes of the layer map to these axes; None: not split there.
+        packing: weights of the `in` axis in one stored element; 1: not packed.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str | None = None
+    shard_axis: Mapping[str, int | None] | None = None
+    packing: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWeight:
+    """The canonical form that every scheme yields after loading and every kernel packs from.
+
+    w[o, i] = (codes[o, i] - zeros[o, g]) * scales[o, g] with g = group_map[i], or `values` where the
+    weight is float.
+
+    Attributes:
+        format: what kernels register for: `float`, `int8`, `int4`, ...
+        shape: [out_features, in_features].
+        values: [out, in] float, for format `float`; else None.
+        codes: [out, in] uint8 or int8, one weight an element; None for `float`.
+        scales: [out, groups] float32; None for `float`.
+        zeros: [out, groups] float32 (in codes; minima of block formats too, as -min/scale); None: 0.
+        group_map: int32 [in]; None: consecutive groups of equal size.
+    """
+
+    format: str
+    shape: tuple[int, int]
+    values: torch.Tensor | None = None
+    codes: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
+    zeros: torch.Tensor | None = None
+    group_map: torch.Tensor | None = None
+
+
+class Scheme(ABC):
+    """How one weight is stored."""
+
+    @property
+    @abstractmethod
+    def format(self) -> str:
+        """The `LinearWeight.format` that `load` yields; known before any tensor is read."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> tuple[StoredParameter, ...]:
+        """The stored tensors that `load` takes: what the manifest's `parameters` declares for the
+        weight, so that a loader needs to know no format."""
+
+    @abstractmethod
+    def load(self, parameters: Mapping[str, torch.Tensor]) -> LinearWeight:
+        """The canonical weight of the stored parameters, by `StoredParameter.name`.
+
+        The result may alias the parameters.
+
+        Raises:
+            CheckpointError: the stored values cannot be right (shapes, non-finite scales).
+        """
+
+    @abstractmethod
+    def dequantize(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """float32 [out_features, in_features], the reference for every kernel of this scheme."""
+
+
+class Quantizer(ABC):
+    """Decides per weight on a scheme. Its factory takes a `QuantizerContext`."""
+
+    @abstractmethod
+    def scheme(self, weight: WeightSpec) -> Scheme:
+        """The scheme of a weight. Called once a weight, while layers are built.
+
+        Raises:
+            CheckpointError: the weight's stored form is one that this quantizer does not read.
+        """

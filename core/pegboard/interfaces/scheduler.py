@@ -1,0 +1,128 @@
+"""`Scheduler`: who runs this step, with how many tokens; who is preempted.
+
+The queue is the engine's; the order is the scheduler's. A scheduler walks read-only views and asks a
+`StepBuilder`, which holds the truth and answers False when something does not fit: a scheduler
+cannot break an invariant.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+VERSION = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerContext:
+    """What a scheduler's factory gets, beside its options.
+
+    Attributes:
+        max_num_seqs: most running sequences.
+        max_num_batched_tokens: most tokens a step.
+        max_model_len: most tokens a sequence.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+class SequenceView(Protocol):
+    """A sequence, as a scheduler sees it. Numbers are tokens."""
+
+    @property
+    def seq_id(self) -> int: ...
+    @property
+    def arrival(self) -> float:
+        """Seconds of a monotonic clock."""
+        ...
+
+    @property
+    def priority(self) -> int:
+        """Lower runs earlier, where the policy heeds it."""
+        ...
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def num_prompt(self) -> int: ...
+    @property
+    def num_output(self) -> int: ...
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose KV is in place; 0 while it waits, unless a cache will be hit."""
+        ...
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens that a cache would serve if it were admitted now."""
+        ...
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens not computed yet: 1 for a sequence that decodes, more while it prefills."""
+        ...
+
+    @property
+    def max_tokens(self) -> int:
+        """Most output tokens that it may reach."""
+        ...
+
+
+class QueueView(Protocol):
+    """All sequences that are not finished."""
+
+    @property
+    def running(self) -> Sequence[SequenceView]:
+        """Those that own a row, in order of their admission."""
+        ...
+
+    @property
+    def waiting(self) -> Sequence[SequenceView]:
+        """The others, in order of arrival; a preempted one stands where it arrived."""
+        ...
+
+
+class StepBuilder(Protocol):
+    """The step that is being planned."""
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Tokens that the step still has room for."""
+        ...
+
+    @property
+    def num_rows_left(self) -> int:
+        """Sequences that may still be admitted."""
+        ...
+
+    def add(self, seq: SequenceView, num_tokens: int, reserve: int = 0) -> bool:
+        """Computes `num_tokens` of the sequence's pending tokens in this step.
+
+        A waiting sequence is admitted. `num_tokens` is cut to what is pending and to the room left.
+        `reserve` asks for so many tokens of KV beyond, as a guarantee for later.
+
+        Returns:
+            False, with nothing changed, when no token, no row or no KV is left, or the sequence is
+            in the step already.
+        """
+        ...
+
+    def preempt(self, seq: SequenceView) -> bool:
+        """Takes a running sequence's row and KV; it waits and computes anew later.
+
+        If it was added to this step, its entry goes. False when it does not run, or may not be
+        preempted (the oldest of the highest class only ever grows).
+        """
+        ...
+
+
+class Scheduler(ABC):
+    """A policy; it keeps no truth of its own."""
+
+    @abstractmethod
+    def plan(self, queue: QueueView, step: StepBuilder) -> None:
+        """Plans one step by calls of `step`. If it raises, nothing that it did remains."""

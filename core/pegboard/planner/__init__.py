@@ -1,0 +1,1 @@
+"""The memory ledger: what a composition takes, by name, before anything is loaded."""

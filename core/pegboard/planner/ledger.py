@@ -1,0 +1,268 @@
+"""The account of a composition: bytes by name, the KV pool's size, the longest sequence it holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.interfaces.device import DeviceFacts
+from pegboard.interfaces.kv import KVGroup, TensorSpec
+from pegboard.interfaces.quantizer import WeightSpec
+from pegboard.planner.tensors import QUANTIZABLE, weight_of
+from pegboard.plugins.composition import Composition, Decision, Refusal
+from pegboard.plugins.loader import resolve_dotted
+
+ITEM_BYTES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+CUDA_FRACTION = 0.9
+CPU_FRACTION = 0.25
+
+ResidentBytes = Callable[[WeightSpec, CheckpointFacts, str], int]
+Layout = Callable[[KVGroup], tuple[TensorSpec, ...]]
+
+
+class LedgerEntry(msgspec.Struct, frozen=True):
+    """Bytes that something will take, and the plugin that takes them."""
+
+    name: str
+    num_bytes: int
+    plugin: str
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in memory when the engine runs.
+
+    Attributes:
+        entries: by name.
+        device_bytes: memory of the device.
+        available_bytes: of it, free before the start.
+        kv_budget_bytes: what the KV pool may take.
+        num_blocks: pages of each KV group, page 0 included.
+        block_bytes: of one page of each group, all its layers.
+        max_model_len: most tokens a sequence.
+        num_full_sequences: sequences of max_model_len that the pool holds at once.
+    """
+
+    entries: tuple[LedgerEntry, ...]
+    device_bytes: int
+    available_bytes: int
+    kv_budget_bytes: int
+    num_blocks: tuple[int, ...]
+    block_bytes: tuple[int, ...]
+    max_model_len: int
+    num_full_sequences: float
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class PoolRequest:
+    """What the config says about the pool: bytes, a fraction of the device, or `auto`; and whether
+    `max_model_len` was left open."""
+
+    memory: int | float | str
+    max_model_len_is_auto: bool
+
+
+def account(
+    composition: Composition, pool: PoolRequest, devices: Sequence[DeviceFacts]
+) -> tuple[Composition, Ledger] | list[Refusal]:
+    """Sizes the KV pool, and lowers `max_model_len` where it is open and the pool needs it.
+
+    Returns:
+        The composition with layouts and block counts filled in, and its ledger; or every reason why
+        it does not fit.
+    """
+    device = next(device for device in devices if device.kind == composition.device)
+    entries = [*_weights(composition), _activations(composition)]
+    fixed = sum(entry.num_bytes for entry in entries)
+    layouts = _layouts(composition)
+    block_bytes = tuple(
+        len(group.layers) * sum(math.prod(spec.shape) * ITEM_BYTES[spec.dtype] for spec in layout)
+        for group, layout in zip(composition.groups, layouts, strict=True)
+    )
+    budget = _budget(pool.memory, device, fixed)
+    refusals = _does_not_fit(fixed, budget, device)
+    if refusals:
+        return refusals
+    max_model_len = composition.max_model_len
+    longest = _longest(composition, block_bytes, budget)
+    if (longest < max_model_len and not pool.max_model_len_is_auto) or longest < 1:
+        return [_too_long(composition, block_bytes, budget, longest)]
+    decisions = composition.decisions
+    if longest < max_model_len:
+        why = f"the KV pool of {_size(budget)} holds {longest} tokens of one sequence"
+        decisions += (Decision(key="max_model_len", value=str(longest), why=why),)
+        max_model_len = longest
+    fitted = msgspec.structs.replace(
+        composition, max_model_len=max_model_len, layouts=layouts, decisions=decisions
+    )
+    num_blocks = _num_blocks(fitted, block_bytes, budget)
+    kv = _kv_entries(fitted, num_blocks, block_bytes)
+    ledger = Ledger(
+        entries=(*entries, *kv),
+        device_bytes=device.total_bytes,
+        available_bytes=device.available_bytes,
+        kv_budget_bytes=budget,
+        num_blocks=num_blocks,
+        block_bytes=block_bytes,
+        max_model_len=max_model_len,
+        num_full_sequences=min(
+            (blocks - 1) / _blocks_of(fitted, group, max_model_len)
+            for blocks, group in zip(num_blocks, fitted.groups, strict=True)
+        ),
+    )
+    return msgspec.structs.replace(fitted, num_blocks=num_blocks), ledger
+
+
+def _weights(composition: Composition) -> list[LedgerEntry]:
+    quantizer = composition.parts["quantizer"]
+    resident: ResidentBytes = resolve_dotted(quantizer.entry.resident_bytes or "", quantizer.origin)
+    item = ITEM_BYTES[composition.dtype]
+    sums: dict[str, int] = {}
+    for parameter in composition.shape.parameters:
+        if parameter.kind in QUANTIZABLE:
+            size = resident(weight_of(parameter), composition.facts, composition.dtype)
+        else:
+            size = math.prod(parameter.shape) * item
+        name = {"embedding": "embedding", "head": "head"}.get(parameter.kind, "layers")
+        sums[name] = sums.get(name, 0) + size
+    return [
+        LedgerEntry(f"weights: {name}", size, quantizer.origin.plugin)
+        for name, size in sums.items()
+    ]
+
+
+def _activations(composition: Composition) -> LedgerEntry:
+    """Hidden states, the widest products of a layer, and the logits of the sampled rows."""
+    shape, tokens = composition.shape, composition.max_num_batched_tokens
+    attention = shape.attention[0]
+    widest = 2 * shape.intermediate_size + shape.hidden_size
+    heads = 3 * attention.num_heads * attention.head_dim
+    hidden = tokens * (widest + heads + 2 * shape.hidden_size) * ITEM_BYTES[composition.dtype]
+    logits = 3 * composition.max_num_seqs * shape.vocab_size * ITEM_BYTES["float32"]
+    plugin = composition.parts["model"].origin.plugin
+    return LedgerEntry("activations", hidden + logits, plugin)
+
+
+def _layouts(composition: Composition) -> tuple[tuple[TensorSpec, ...], ...]:
+    attention = composition.parts["attention"]
+    layout: Layout = resolve_dotted(attention.entry.layout or "", attention.origin)
+    return tuple(layout(group) for group in composition.groups)
+
+
+def _budget(memory: int | float | str, device: DeviceFacts, fixed: int) -> int:
+    if memory == "auto":
+        if device.kind == "cpu":
+            return int(CPU_FRACTION * device.available_bytes)
+        memory = CUDA_FRACTION
+    if isinstance(memory, float):
+        return int(memory * device.total_bytes) - fixed
+    return int(memory)
+
+
+def _does_not_fit(fixed: int, budget: int, device: DeviceFacts) -> list[Refusal]:
+    if budget <= 0 or fixed + budget > device.total_bytes:
+        return [
+            Refusal(
+                code="memory",
+                plugin="",
+                message=f"kv_cache.memory: weights and activations take {_size(fixed)} and the KV pool"
+                f" would get {_size(budget)}, but {device.name} has {_size(device.total_bytes)}",
+                fix="lower kv_cache.memory, or take a smaller model or dtype",
+            )
+        ]
+    if fixed > device.available_bytes:
+        return [
+            Refusal(
+                code="memory",
+                plugin="",
+                message=f"weights and activations take {_size(fixed)}, but only"
+                f" {_size(device.available_bytes)} of {device.name} are free",
+                fix="free memory, or take a smaller model or dtype",
+            )
+        ]
+    return []
+
+
+def _blocks_of(composition: Composition, group: KVGroup, num_tokens: int) -> int:
+    """Pages that a sequence of so many tokens holds at most at one time."""
+    held = num_tokens
+    if group.window is not None:
+        held = min(held, group.window + composition.max_num_batched_tokens + group.block_size)
+    return math.ceil(held / group.block_size)
+
+
+def _sequence_bytes(composition: Composition, block_bytes: Sequence[int], num_tokens: int) -> int:
+    """Bytes of a pool that holds one sequence; each group's page 0 included."""
+    return sum(
+        (1 + _blocks_of(composition, group, num_tokens)) * size
+        for group, size in zip(composition.groups, block_bytes, strict=True)
+    )
+
+
+def _longest(composition: Composition, block_bytes: Sequence[int], budget: int) -> int:
+    """The longest sequence, up to max_model_len, that the budget holds."""
+    low, high = 0, composition.max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _sequence_bytes(composition, block_bytes, middle) <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _num_blocks(
+    composition: Composition, block_bytes: Sequence[int], budget: int
+) -> tuple[int, ...]:
+    """The worst case, or what the budget holds of it, split in proportion to it."""
+    sequences = composition.max_num_seqs
+    if composition.parts["prefix_cache"].name != "none":
+        sequences *= 2
+    least = [
+        _blocks_of(composition, group, composition.max_model_len) for group in composition.groups
+    ]
+    spare = budget - sum((1 + n) * size for n, size in zip(least, block_bytes, strict=True))
+    another = sum(n * size for n, size in zip(least, block_bytes, strict=True))
+    more = min(sequences - 1, spare / another)
+    return tuple(1 + n + int(more * n) for n in least)
+
+
+def _kv_entries(
+    composition: Composition, num_blocks: Sequence[int], block_bytes: Sequence[int]
+) -> list[LedgerEntry]:
+    plugin = composition.parts["attention"].origin.plugin
+    entries = []
+    for group, blocks, size in zip(composition.groups, num_blocks, block_bytes, strict=True):
+        kind = "full" if group.window is None else f"window {group.window}"
+        name = (
+            f"KV: {blocks} blocks of {group.block_size} tokens, {len(group.layers)} layers, {kind}"
+        )
+        entries.append(LedgerEntry(name, blocks * size, plugin))
+    return entries
+
+
+def _too_long(
+    composition: Composition, block_bytes: Sequence[int], budget: int, longest: int
+) -> Refusal:
+    needed = _sequence_bytes(composition, block_bytes, composition.max_model_len)
+    return Refusal(
+        code="max_model_len",
+        plugin="",
+        message=f"max_model_len: one sequence of {composition.max_model_len} tokens takes"
+        f" {_size(needed)} of KV, and the pool has {_size(budget)}",
+        fix=f"max_model_len: {longest}" if longest else "raise kv_cache.memory",
+    )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,77 @@
+"""Whether the checkpoint has exactly the tensors that the model and the quantizer need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+
+from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.interfaces.model import ParameterShape
+from pegboard.interfaces.quantizer import StoredParameter, WeightSpec
+from pegboard.plugins.composition import Composition, Refusal
+from pegboard.plugins.loader import resolve_dotted
+
+QUANTIZABLE = ("linear", "embedding", "head")
+FLOATING = ("float64", "float32", "float16", "bfloat16")
+SHOWN = 5
+
+Parameters = Callable[[WeightSpec, CheckpointFacts], tuple[StoredParameter, ...]]
+
+
+def weight_of(parameter: ParameterShape) -> WeightSpec:
+    """The weight that a parameter of a quantizable kind belongs to."""
+    rows, columns = parameter.shape
+    return WeightSpec(parameter.name.removesuffix(".weight"), (rows, columns), parameter.kind)
+
+
+def check_tensors(composition: Composition) -> list[Refusal]:
+    """A reason for each tensor that is missing, has another shape or dtype, or is unknown."""
+    facts, shape = composition.facts, composition.shape
+    needed = dict(_needed(composition))
+    refusals = []
+    for name, (wanted, dtype) in needed.items():
+        fact = facts.tensors.get(name)
+        if fact is None:
+            refusals.append(_refusal("missing_tensor", facts, f"tensor {name!r} is missing"))
+        elif fact.shape != wanted:
+            message = f"tensor {name!r} has shape {list(fact.shape)}, not {list(wanted)}"
+            refusals.append(_refusal("tensor_shape", facts, message))
+        elif fact.format == "plain" and not _right_dtype(fact.dtype, dtype):
+            message = f"tensor {name!r} is {fact.dtype}, not {dtype or 'floating point'}"
+            refusals.append(_refusal("tensor_dtype", facts, message))
+    for name in facts.tensors.keys() - needed.keys():
+        if not any(fnmatch(name, pattern) for pattern in shape.ignored):
+            message = f"tensor {name!r} is unknown to {shape.architecture}"
+            refusals.append(_refusal("unknown_tensor", facts, message))
+    return _shortened(sorted(refusals, key=lambda refusal: (refusal.code, refusal.message)), facts)
+
+
+def _needed(composition: Composition) -> Iterator[tuple[str, tuple[tuple[int, ...], str | None]]]:
+    quantizer = composition.parts["quantizer"]
+    parameters: Parameters = resolve_dotted(quantizer.entry.parameters or "", quantizer.origin)
+    for parameter in composition.shape.parameters:
+        if parameter.kind not in QUANTIZABLE:
+            yield parameter.name, (parameter.shape, None)
+            continue
+        weight = weight_of(parameter)
+        for stored in parameters(weight, composition.facts):
+            yield f"{weight.name}.{stored.name}", (stored.shape, stored.dtype)
+
+
+def _right_dtype(dtype: str, wanted: str | None) -> bool:
+    return dtype in FLOATING if wanted is None else dtype == wanted
+
+
+def _refusal(code: str, facts: CheckpointFacts, message: str) -> Refusal:
+    return Refusal(code=code, plugin="", message=f"{facts.path}: {message}")
+
+
+def _shortened(refusals: list[Refusal], facts: CheckpointFacts) -> list[Refusal]:
+    """A wrong config makes every tensor wrong: say some, and how many more there are."""
+    kept: list[Refusal] = []
+    for code in dict.fromkeys(refusal.code for refusal in refusals):
+        same = [refusal for refusal in refusals if refusal.code == code]
+        kept += same[:SHOWN]
+        if len(same) > SHOWN:
+            kept.append(_refusal(code, facts, f"{len(same) - SHOWN} more like the last"))
+    return kept

@@ -1,0 +1,227 @@
+"""Choosing one provider of an interface among what is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pegboard.interfaces.device import DeviceFacts
+from pegboard.plugins.composition import Decision, Part, Refusal
+from pegboard.plugins.discovery import Broken, Catalog, Offer
+from pegboard.plugins.known import suggestion
+from pegboard.plugins.manifest import Origin, Provides, Requires
+
+Check = Callable[[Provides], list[str]]
+"""Further reasons, beside `Requires`, why an entry does not fit."""
+
+
+@dataclass
+class Wanted:
+    """What the config says about an interface.
+
+    Attributes:
+        interface: its name.
+        key: the config's key.
+        name: a plugin's name, `auto`, `on` (auto without `none`) or `none`.
+        options: its options.
+        options_path: their path in the config.
+    """
+
+    interface: str
+    key: str
+    name: str
+    options: Mapping[str, object] = field(default_factory=dict)
+    options_path: str = ""
+
+
+@dataclass
+class Chooser:
+    """Chooses, and collects reasons and decisions.
+
+    Attributes:
+        catalog: what is installed.
+        replace: `interface.name` to the plugin that shall provide it.
+        objects: interface to the entry of an object given instead of a name.
+        device: the device that the engine runs on.
+        dtype: activation dtype.
+        head_sizes: elements a head, of all layers.
+        refusals, decisions: filled while choosing.
+    """
+
+    catalog: Catalog
+    replace: Mapping[str, str]
+    objects: Mapping[str, Part]
+    device: DeviceFacts
+    dtype: str
+    head_sizes: frozenset[int]
+    refusals: list[Refusal] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+
+    def choose(self, wanted: Wanted, check: Check = lambda entry: []) -> Part | None:
+        """The provider; None when there is none, the reasons being in `refusals`."""
+        given = self.objects.get(wanted.interface)
+        if given is not None:
+            self._refuse(given.origin, self._reasons(given.entry, check), given.entry.name)
+            return given
+        if wanted.name in ("auto", "on"):
+            return self._automatic(wanted, check)
+        offer = self._named(wanted)
+        if offer is None:
+            return None
+        self._refuse(offer.origin, self._reasons(offer.entry, check), wanted.key)
+        return _part(offer, wanted)
+
+    def every(self, interface: str, wanted: Sequence[Wanted]) -> tuple[Part, ...]:
+        """Providers for an interface that takes several: those of the core, then the named ones."""
+        own = [
+            _part(offer, Wanted(interface, interface, offer.entry.name))
+            for offer in self.catalog.offers(interface)
+            if offer.origin.builtin
+        ]
+        names = {part.name for part in own}
+        named = [self.choose(entry) for entry in wanted if entry.name not in names]
+        return (*own, *(part for part in named if part is not None))
+
+    def refuse(self, code: str, message: str, *, plugin: str = "", fix: str = "") -> None:
+        """Notes a reason."""
+        self.refusals.append(Refusal(code=code, plugin=plugin, message=message, fix=fix))
+
+    def decide(self, key: str, value: object, why: str) -> None:
+        """Notes how an open choice was settled."""
+        self.decisions.append(Decision(key=key, value=str(value), why=why))
+
+    def misfits(self, requires: Requires) -> list[str]:
+        """Reasons why something with these requirements does not run here."""
+        return [*self._device_misfits(requires), *self._model_misfits(requires)]
+
+    def _automatic(self, wanted: Wanted, check: Check) -> Part | None:
+        fitting: list[Offer] = []
+        against: list[str] = []
+        for offer in self.catalog.offers(wanted.interface):
+            if offer.entry.priority < 0 or (wanted.name == "on" and offer.entry.name == "none"):
+                continue
+            reasons = self._reasons(offer.entry, check)
+            if reasons:
+                against.append(f"{offer.entry.name} ({', '.join(reasons)})")
+            else:
+                fitting.append(offer)
+        if not fitting:
+            self.refuse(
+                "nothing_fits",
+                f"{wanted.key}: nothing installed fits"
+                + (f": {'; '.join(against)}" if against else ""),
+                fix=_install(wanted),
+            )
+            return None
+        best = max(fitting, key=lambda offer: offer.entry.priority)
+        rivals = [offer for offer in fitting if offer.entry.name == best.entry.name]
+        chosen = best if len(rivals) == 1 else self._settle(wanted, best.entry.name, rivals)
+        if chosen is None:
+            return None
+        why = "the only one that fits" if len(fitting) == 1 else "highest priority of what fits"
+        if against:
+            why += f"; not {', '.join(against)}"
+        self.decide(wanted.key, chosen.entry.name, why)
+        return _part(chosen, wanted)
+
+    def _named(self, wanted: Wanted) -> Offer | None:
+        offers = self.catalog.offers(wanted.interface)
+        found = [offer for offer in offers if offer.entry.name == wanted.name]
+        if len(found) > 1:
+            return self._settle(wanted, wanted.name, found)
+        if found:
+            return found[0]
+        names = sorted({offer.entry.name for offer in offers})
+        broken = self._broken(wanted)
+        if broken is not None:
+            self.refuse("broken", f"{wanted.key}: {broken.error}", plugin=broken.origin.plugin)
+            return None
+        self.refuse(
+            "not_installed",
+            f"{wanted.key}: no installed plugin provides {wanted.name!r};"
+            f" installed: {', '.join(names)}",
+            plugin=wanted.name,
+            fix=_install(wanted),
+        )
+        return None
+
+    def _broken(self, wanted: Wanted) -> Broken | None:
+        """The broken plugin that would have provided the name, as far as one can tell."""
+        distribution = suggestion(wanted.interface, wanted.name)
+        return next(
+            (
+                broken
+                for broken in self.catalog.broken
+                if wanted.name == broken.origin.plugin or distribution == broken.origin.distribution
+            ),
+            None,
+        )
+
+    def _settle(self, wanted: Wanted, name: str, rivals: Sequence[Offer]) -> Offer | None:
+        key = f"{wanted.interface}.{name}"
+        winner = self.replace.get(key)
+        for rival in rivals:
+            if rival.origin.plugin == winner:
+                return rival
+        plugins = ", ".join(f"{rival.origin.plugin} ({rival.origin})" for rival in rivals)
+        self.refuse(
+            "duplicate_name",
+            f"{wanted.key}: {name!r} is provided by several plugins: {plugins}",
+            plugin=name,
+            fix=f"plugins.replace: {{{key}: {rivals[-1].origin.plugin}}}",
+        )
+        return None
+
+    def _reasons(self, entry: Provides, check: Check) -> list[str]:
+        return [*self.misfits(entry.requires), *check(entry)]
+
+    def _refuse(self, origin: Origin, reasons: Sequence[str], key: str) -> None:
+        for reason in reasons:
+            self.refuse("requirement", f"{key}: {origin.plugin} {reason}", plugin=origin.plugin)
+
+    def _device_misfits(self, requires: Requires) -> list[str]:
+        device = self.device
+        reasons = []
+        if requires.devices and device.kind not in requires.devices:
+            reasons.append(f"runs on {' or '.join(requires.devices)}, not on {device.kind}")
+        lacking = [name for name in requires.device_features if name not in device.features]
+        if lacking:
+            reasons.append(f"needs a device with {', '.join(lacking)}")
+        if requires.capability and _version(device.capability) < _version(requires.capability):
+            reasons.append(
+                f"needs compute capability {requires.capability}, not {device.capability or 'none'}"
+            )
+        absent = [name for name in requires.packages if importlib.util.find_spec(name) is None]
+        if absent:
+            reasons.append(f"needs the packages {', '.join(absent)}, which are not installed")
+        return reasons
+
+    def _model_misfits(self, requires: Requires) -> list[str]:
+        reasons = []
+        if requires.dtypes and self.dtype not in requires.dtypes:
+            reasons.append(f"runs in {', '.join(requires.dtypes)}, not in {self.dtype}")
+        if requires.head_sizes:
+            odd = sorted(self.head_sizes - set(requires.head_sizes))
+            if odd:
+                allowed = ", ".join(map(str, requires.head_sizes))
+                reasons.append(f"has no heads of {', '.join(map(str, odd))}; allowed: {allowed}")
+        return reasons
+
+
+def _part(offer: Offer, wanted: Wanted) -> Part:
+    return Part(
+        origin=offer.origin,
+        entry=offer.entry,
+        options=dict(wanted.options),
+        path=wanted.options_path or f"{wanted.key}.options",
+    )
+
+
+def _install(wanted: Wanted) -> str:
+    distribution = suggestion(wanted.interface, wanted.name)
+    return f"pip install {distribution}" if distribution else ""
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")) if text else (0,)

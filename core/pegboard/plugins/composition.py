@@ -1,0 +1,146 @@
+"""What was chosen: frozen, hashed, and sent to every worker."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.interfaces.kv import KVGroup, TensorSpec
+from pegboard.interfaces.model import ModelShape
+from pegboard.plugins.manifest import Manifest, Origin, Provides
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """One reason why a composition cannot be.
+
+    Attributes:
+        code: kind of reason (`dtype`, `head_size`, `missing_tensor`, ...).
+        plugin: the plugin it is about; "" for the model or the machine.
+        message: what does not go together, and what would.
+        fix: what to change.
+    """
+
+    code: str
+    plugin: str
+    message: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return self.message + (f"; fix: {self.fix}" if self.fix else "")
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice that was left open (`auto`), what became of it, and why.
+
+    Attributes:
+        key: the config's key.
+        value: what was chosen.
+        why: who or what forced it.
+    """
+
+    key: str
+    value: str
+    why: str
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """The chosen provider of an interface.
+
+    Attributes:
+        origin: its plugin.
+        entry: its manifest entry.
+        options: as the config gives them; validated when the part is built.
+        path: the config's path of the part, for messages (`scheduler.options`).
+    """
+
+    origin: Origin
+    entry: Provides
+    options: dict[str, object] = {}
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+
+class KernelChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The kernel of an operation on weights of a format.
+
+    Attributes:
+        operation, format: what it runs.
+        part: whose kernel.
+        row_invariant: whether it promises so.
+        named: whether the config asked for it by name.
+    """
+
+    operation: str
+    format: str
+    part: Part
+    row_invariant: bool
+    named: bool
+
+
+class Composition(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that an engine is built from.
+
+    Attributes:
+        model_name: under which the model is served.
+        facts, shape: the checkpoint and the model.
+        dtype: activation dtype.
+        device: kind of device, `cpu` or `cuda`.
+        num_threads: CPU threads of a worker.
+        seed: of seeds that the engine draws; None: from the system.
+        max_model_len: most tokens a sequence.
+        max_num_seqs, max_num_batched_tokens: most running sequences, and tokens a step.
+        num_speculative_tokens: most draft nodes a row; 0: no speculation.
+        parts: provider by interface, for interfaces that have one.
+        kernels: provider by operation and format.
+        logits_processors, observers: in order.
+        groups: KV groups, with their `layouts` (tensors a block and layer) and `num_blocks`, which
+            is empty until the plan has sized the pool.
+        numerics: `invariant` when every kernel and the attention backend promise `row_invariant`.
+        numerics_id: digest of everything that changes the numbers of KV and logits.
+        manifests: of the plugins that parts come from; workers import these and no other.
+        decisions: what was left open and how it was settled.
+    """
+
+    model_name: str
+    facts: CheckpointFacts
+    shape: ModelShape
+    dtype: str
+    device: str
+    num_threads: int
+    seed: int | None
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_speculative_tokens: int
+    parts: dict[str, Part]
+    kernels: tuple[KernelChoice, ...]
+    logits_processors: tuple[Part, ...]
+    observers: tuple[Part, ...]
+    groups: tuple[KVGroup, ...]
+    layouts: tuple[tuple[TensorSpec, ...], ...]
+    num_blocks: tuple[int, ...]
+    numerics: Literal["invariant", "fast"]
+    numerics_id: str
+    manifests: tuple[Manifest, ...]
+    decisions: tuple[Decision, ...]
+
+    @property
+    def digest(self) -> str:
+        """sha256, hex: workers compare it before they load a weight."""
+        return hashlib.sha256(to_json(self)).hexdigest()
+
+
+def to_json(composition: Composition) -> bytes:
+    """The composition as JSON, the same bytes for equal compositions."""
+    return msgspec.json.encode(composition, order="deterministic")
+
+
+def from_json(data: bytes) -> Composition:
+    """The composition of `to_json`."""
+    return msgspec.json.decode(data, type=Composition)

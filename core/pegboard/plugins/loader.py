@@ -1,0 +1,129 @@
+"""Imports the plugins that a composition names, and registers their factories."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from pegboard.errors import (
+    HookSignatureWrong,
+    ManifestHookMismatch,
+    PluginImportFailed,
+    UnknownHook,
+)
+from pegboard.plugins import hookspecs
+from pegboard.plugins.contracts import CONTRACTS
+from pegboard.plugins.manifest import Dotted, Manifest, Origin
+from pegboard.plugins.registry import Registry
+
+
+def load_plugins(manifests: Iterable[Manifest]) -> Registry:
+    """A frozen registry of the factories of these plugins.
+
+    Raises:
+        PluginImportFailed, UnknownHook, HookSignatureWrong, ManifestHookMismatch: of the first
+            plugin that is at fault.
+    """
+    factories: dict[tuple[str, str], Callable[..., Any]] = {}
+    for manifest in manifests:
+        factories |= _register(manifest)
+    return Registry(factories)
+
+
+def import_plugin(origin: Origin) -> ModuleType:
+    """The plugin's module, imported.
+
+    Raises:
+        PluginImportFailed: its import raised.
+    """
+    try:
+        if origin.path.endswith(".py") and origin.module.startswith("pegboard_file_"):
+            return _import_file(origin)
+        return importlib.import_module(origin.module)
+    except Exception as problem:
+        raise PluginImportFailed(
+            origin.plugin,
+            f"import failed: {type(problem).__name__}: {problem}",
+            origin=str(origin),
+            fix=f"python -c 'import {origin.module}' shows the whole traceback",
+        ) from problem
+
+
+def resolve_dotted(dotted: Dotted, origin: Origin) -> Any:
+    """What `module:name` of a manifest means.
+
+    Raises:
+        PluginImportFailed: the module cannot be imported or has no such name.
+    """
+    module_name, _, name = dotted.partition(":")
+    try:
+        module = importlib.import_module(module_name) if module_name else import_plugin(origin)
+        return getattr(module, name)
+    except (ImportError, AttributeError) as problem:
+        raise PluginImportFailed(
+            origin.plugin, f"its manifest names {dotted!r}: {problem}", origin=str(origin)
+        ) from problem
+
+
+def _import_file(origin: Origin) -> ModuleType:
+    loaded = sys.modules.get(origin.module)
+    if loaded is not None and loaded.__file__ == origin.path:
+        return loaded
+    spec = importlib.util.spec_from_file_location(origin.module, origin.path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[origin.module] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[origin.module]
+        raise
+    return module
+
+
+def _register(manifest: Manifest) -> dict[tuple[str, str], Callable[..., Any]]:
+    origin = manifest.origin
+    hooks = pluggy.PluginManager("pegboard")
+    hooks.add_hookspecs(hookspecs)
+    try:
+        hooks.register(import_plugin(origin), name=origin.plugin)
+    except pluggy.PluginValidationError as problem:
+        raise HookSignatureWrong(
+            origin.plugin, str(problem), origin=str(origin), allowed="hooks take no arguments"
+        ) from problem
+    try:
+        hooks.check_pending()
+    except pluggy.PluginValidationError as problem:
+        raise UnknownHook(
+            origin.plugin,
+            str(problem),
+            origin=str(origin),
+            allowed=", ".join(contract.hook for contract in CONTRACTS.values()),
+        ) from problem
+    factories: dict[tuple[str, str], Callable[..., Any]] = {}
+    for interface, contract in CONTRACTS.items():
+        for provided in getattr(hooks.hook, contract.hook)():
+            factories |= {(interface, name): factory for name, factory in provided.items()}
+    _compare(manifest, set(factories))
+    return factories
+
+
+def _compare(manifest: Manifest, hooked: set[tuple[str, str]]) -> None:
+    """Manifest and hooks must name the same things."""
+    promised = {(entry.interface, entry.name) for entry in manifest.provides}
+    hooked = {(interface, name.removesuffix(".worker")) for interface, name in hooked}
+    for names, problem in (
+        (promised - hooked, "the manifest names what no hook provides"),
+        (hooked - promised, "hooks provide what the manifest does not name"),
+    ):
+        if names:
+            listed = ", ".join(f"{interface} {name!r}" for interface, name in sorted(names))
+            raise ManifestHookMismatch(
+                manifest.origin.plugin, f"{problem}: {listed}", origin=str(manifest.origin)
+            )

@@ -1,0 +1,202 @@
+"""Manifests: what a plugin says of itself in `plugin.toml`, read without importing it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+import msgspec
+
+from pegboard.errors import InterfaceVersionRefused, ManifestInvalid
+from pegboard.plugins.contracts import CONTRACTS
+
+Dotted = str
+"""`package.module:name`; `:name` is in the plugin's own module."""
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a plugin comes from.
+
+    Attributes:
+        plugin: its entry point's name, or a single file's stem.
+        distribution, version: of the installed distribution; of a single file: `file` and ``.
+        module: to import; of a single file: the name it is imported under.
+        path: of the package's folder or the module's file.
+        builtin: it is part of the core's own distribution.
+    """
+
+    plugin: str
+    distribution: str
+    version: str
+    module: str
+    path: str
+    builtin: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}".strip() + f", {self.path}"
+
+
+class Requires(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a thing needs; empty: anything goes.
+
+    Attributes:
+        devices: kinds (`cpu`, `cuda`).
+        device_features: all of these a device must have (`avx2`, `triton_interpreter`).
+        capability: least CUDA compute capability, major.minor.
+        dtypes: activation dtypes it runs with.
+        head_sizes: elements of a head.
+        block_sizes: tokens of a KV block.
+        features: of other interfaces, `interface.feature` (`attention.query_mask`).
+        packages: modules that must be importable.
+    """
+
+    devices: tuple[str, ...] = ()
+    device_features: tuple[str, ...] = ()
+    capability: str | None = None
+    dtypes: tuple[str, ...] = ()
+    head_sizes: tuple[int, ...] = ()
+    block_sizes: tuple[int, ...] = ()
+    features: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An operation that a kernel family implements; see `interfaces/kernel.py`."""
+
+    operation: str
+    formats: tuple[str, ...] = ("float",)
+    dtypes: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu",)
+    row_invariant: bool = False
+
+
+class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One thing that a plugin provides.
+
+    Attributes:
+        interface, version: the contract, and the version of it that this was written for.
+        name: as configs say it.
+        summary: one line.
+        options: pydantic model of its options.
+        requires: what it needs.
+        promises: `row_invariant`, or features that others may require (`sharing`, `query_mask`,
+            `window`, `soft_cap`, `lse`).
+        priority: for `auto`, the highest that fits wins; negative: never by `auto`.
+        files, describe: of a checkpoint source; `describe` of a model too.
+        architectures: of a model.
+        methods, formats, parameters, resident_bytes: of a quantizer.
+        layout, encodings: of an attention backend.
+        operations: of a kernel family.
+        params, fields: of a logits processor.
+    """
+
+    interface: str
+    version: int
+    name: str
+    summary: str
+    options: Dotted | None = None
+    requires: Requires = Requires()
+    promises: tuple[str, ...] = ()
+    priority: int = 0
+    files: tuple[str, ...] = ()
+    describe: Dotted | None = None
+    architectures: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    parameters: Dotted | None = None
+    resident_bytes: Dotted | None = None
+    layout: Dotted | None = None
+    encodings: tuple[str, ...] = ("none",)
+    operations: tuple[Operation, ...] = ()
+    params: Dotted | None = None
+    fields: tuple[str, ...] = ()
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    summary: str = ""
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    plugin: _Header
+    provides: tuple[Provides, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A plugin: where it comes from and what it provides."""
+
+    origin: Origin
+    provides: tuple[Provides, ...]
+
+
+_BLOCK = re.compile(r"^# /// pegboard\n(?P<body>(?:#(?: .*)?\n)+)# ///$", re.MULTILINE)
+
+
+def block_of(source: str) -> str | None:
+    """The TOML of a single file's `# /// pegboard` comment block; None: there is none."""
+    found = _BLOCK.search(source)
+    if found is None:
+        return None
+    return "\n".join(line[2:] for line in found["body"].splitlines())
+
+
+def parse_manifest(text: str, origin: Origin) -> Manifest:
+    """The manifest in TOML.
+
+    Raises:
+        ManifestInvalid: not TOML, or not by the schema.
+        InterfaceVersionRefused: an entry was written for a version that this core does not accept.
+    """
+    try:
+        raw = msgspec.convert(tomllib.loads(text), _File)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as problem:
+        raise ManifestInvalid(
+            origin.plugin, f"invalid manifest: {problem}", origin=str(origin)
+        ) from None
+    for entry in raw.provides:
+        check_entry(entry, origin)
+    return Manifest(origin=origin, provides=raw.provides)
+
+
+def entry_of(manifest: Any, origin: Origin) -> Provides:
+    """The entry of an object's class attribute `manifest`, a mapping in the schema of `provides`."""
+    try:
+        entry = msgspec.convert(manifest, Provides)
+    except msgspec.ValidationError as problem:
+        raise ManifestInvalid(
+            origin.plugin, f"invalid manifest: {problem}", origin=str(origin)
+        ) from None
+    check_entry(entry, origin)
+    return entry
+
+
+def check_entry(entry: Provides, origin: Origin) -> None:
+    """Checks what the schema cannot say.
+
+    Raises:
+        ManifestInvalid, InterfaceVersionRefused: as `parse_manifest`.
+    """
+    contract = CONTRACTS.get(entry.interface)
+    if contract is None:
+        raise ManifestInvalid(
+            origin.plugin,
+            f"provides {entry.name!r} of unknown interface {entry.interface!r}",
+            origin=str(origin),
+            allowed=", ".join(CONTRACTS),
+        )
+    if entry.version not in contract.versions:
+        raise InterfaceVersionRefused(
+            origin.plugin,
+            f"{entry.interface} {entry.name!r} is written for version {entry.version}",
+            origin=str(origin),
+            allowed=", ".join(map(str, sorted(contract.versions))),
+            fix=f"install a version of {origin.distribution} that fits this core",
+        )
+    missing = [field for field in contract.needs if not getattr(entry, field)]
+    if missing:
+        raise ManifestInvalid(
+            origin.plugin,
+            f"{entry.interface} {entry.name!r} lacks {', '.join(missing)}",
+            origin=str(origin),
+        )

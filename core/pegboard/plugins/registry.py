@@ -1,0 +1,109 @@
+"""Factories by interface and name, frozen after registration; makes the objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from pegboard.errors import (
+    FactoryFailed,
+    InterfaceNotSatisfied,
+    OptionsInvalid,
+    UserError,
+)
+from pegboard.plugins.composition import Part
+from pegboard.plugins.contracts import CONTRACTS
+from pegboard.plugins.manifest import Origin
+
+
+class Registry:
+    """What the loaded plugins provide."""
+
+    def __init__(self, factories: Mapping[tuple[str, str], Callable[..., Any]]) -> None:
+        self._factories: Mapping[tuple[str, str], Callable[..., Any]] = MappingProxyType(
+            dict(factories)
+        )
+
+    def factory(self, interface: str, name: str) -> Callable[..., Any]:
+        """The factory as the plugin registered it."""
+        return self._factories[interface, name]
+
+    def build(self, part: Part, context: object, options: BaseModel | None = None) -> Any:
+        """An object of the part's factory.
+
+        Args:
+            part: whose factory.
+            context: the interface's context.
+            options: validated options, when the manifest entry names a model for them.
+
+        Raises:
+            FactoryFailed: the factory raised something that is not a user's mistake.
+            InterfaceNotSatisfied: its product does not implement the interface.
+        """
+        entry, origin = part.entry, part.origin
+        factory = self._factories[entry.interface, entry.name]
+        arguments = (context,) if options is None else (context, options)
+        try:
+            product = factory(*arguments)
+        except UserError:
+            raise
+        except Exception as problem:
+            raise FactoryFailed(
+                origin.plugin,
+                f"making {entry.interface} {entry.name!r} failed:"
+                f" {type(problem).__name__}: {problem}",
+                origin=str(origin),
+            ) from problem
+        check_product(product, entry.interface, entry.name, origin)
+        return product
+
+
+def check_product(product: object, interface: str, name: str, origin: Origin) -> None:
+    """Raises InterfaceNotSatisfied when the product does not implement the interface."""
+    kind = CONTRACTS[interface].kind
+    if isinstance(product, kind):
+        return
+    lacking = sorted(
+        method
+        for method in getattr(kind, "__abstractmethods__", ())
+        if not hasattr(product, method)
+    )
+    raise InterfaceNotSatisfied(
+        origin.plugin,
+        f"{interface} {name!r} is a {type(product).__name__}"
+        + (f" without {', '.join(lacking)}" if lacking else ""),
+        origin=str(origin),
+        allowed=f"a subclass of {kind.__module__}.{kind.__name__}",
+    )
+
+
+def validate_options(part: Part, model: type[BaseModel] | None) -> BaseModel | None:
+    """The part's options by its options model.
+
+    Raises:
+        OptionsInvalid: they do not fit; each problem with its whole path in the config.
+    """
+    if model is None:
+        if part.options:
+            raise OptionsInvalid(
+                part.origin.plugin,
+                f"{part.path}: {part.entry.interface} {part.name!r} takes no options",
+                origin=str(part.origin),
+            )
+        return None
+    try:
+        return model.model_validate(part.options)
+    except ValidationError as problem:
+        lines = [
+            ".".join((part.path, *map(str, error["loc"]))) + f": {error['msg']}"
+            for error in problem.errors()
+        ]
+        raise OptionsInvalid(
+            part.origin.plugin,
+            "; ".join(lines),
+            origin=str(part.origin),
+            allowed=", ".join(model.model_fields),
+        ) from None

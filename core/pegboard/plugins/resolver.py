@@ -1,0 +1,355 @@
+"""Config, checkpoint, model, devices and manifests in; a composition, or every reason against it, out.
+
+Pure and total: it reads no file, imports no plugin and raises nothing. It knows no bytes: the plan
+sizes the pool afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pegboard.config import Choice, Config
+from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.interfaces.device import DeviceFacts
+from pegboard.interfaces.kv import KVGroup
+from pegboard.interfaces.model import ModelShape
+from pegboard.plugins.choice import Chooser, Wanted
+from pegboard.plugins.composition import Composition, Decision, Part, Refusal
+from pegboard.plugins.discovery import Catalog
+from pegboard.plugins.kernels import choose_kernels, numerics_id
+from pegboard.plugins.manifest import Manifest, Provides
+
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_NUM_SPECULATIVE_TOKENS = 4
+DTYPES = {
+    "cpu": ("float32", "bfloat16", "float16", "float64"),
+    "cuda": ("bfloat16", "float16", "float32"),
+}
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What was read of checkpoint and model before resolving.
+
+    Attributes:
+        model_name: under which the model is served.
+        facts, source: the checkpoint and the part that reads it.
+        shape, model: the model and the part that builds it.
+        objects: interface to the part that stands for an object given in Python.
+        unusable: (operation, kernel family) whose self-test failed on this machine.
+    """
+
+    model_name: str
+    facts: CheckpointFacts
+    source: Part
+    shape: ModelShape
+    model: Part
+    objects: Mapping[str, Part] = field(default_factory=dict)
+    unusable: frozenset[tuple[str, str]] = frozenset()
+
+
+def resolve(
+    config: Config,
+    inspected: Inspected,
+    devices: Sequence[DeviceFacts],
+    catalog: Catalog,
+) -> Composition | list[Refusal]:
+    """The composition that a config means on this machine, or every reason why there is none."""
+    facts, shape = inspected.facts, inspected.shape
+    decisions: list[Decision] = []
+    refusals: list[Refusal] = []
+    device = _device(config, devices, decisions, refusals)
+    dtype = _dtype(config, facts, device, decisions, refusals)
+    chooser = Chooser(
+        catalog=catalog,
+        replace=config.plugins.replace,
+        objects=inspected.objects,
+        device=device,
+        dtype=dtype,
+        head_sizes=frozenset(layer.head_dim for layer in shape.attention),
+        refusals=refusals,
+        decisions=decisions,
+    )
+    max_model_len = _max_model_len(config, shape, chooser)
+    parts = _choose_parts(config, inspected, chooser)
+    kernels = choose_kernels(
+        chooser,
+        parts["quantizer"].entry.formats if "quantizer" in parts else (),
+        config.kernels,
+        config.numerics,
+        inspected.unusable,
+    )
+    processors = chooser.every(
+        "logits_processor", _several("logits_processor", config.logits_processors)
+    )
+    observers = chooser.every("observer", _several("observer", config.observers))
+    groups = _groups(config, shape, dtype, parts.get("attention"), chooser)
+    _check_parallel(config, parts.get("executor"), chooser)
+    _check_features(parts, chooser)
+    if refusals:
+        return _once(refusals)
+    numerics = _numerics(config, [k.row_invariant for k in kernels], parts["attention"], chooser)
+    if numerics is None:
+        return _once(refusals)
+    used = [*parts.values(), *(k.part for k in kernels), *processors, *observers]
+    return Composition(
+        model_name=inspected.model_name,
+        facts=facts,
+        shape=shape,
+        dtype=dtype,
+        device=device.kind,
+        num_threads=device.num_threads if config.threads == "auto" else config.threads,
+        seed=config.seed,
+        max_model_len=max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        num_speculative_tokens=_num_speculative_tokens(config, parts["drafter"]),
+        parts=parts,
+        kernels=kernels,
+        logits_processors=processors,
+        observers=observers,
+        groups=groups,
+        layouts=(),
+        num_blocks=(),
+        numerics=numerics,
+        numerics_id=numerics_id(kernels, parts, dtype, [group.encoding for group in groups]),
+        manifests=_manifests(catalog, used),
+        decisions=tuple(decisions),
+    )
+
+
+def _device(
+    config: Config,
+    devices: Sequence[DeviceFacts],
+    decisions: list[Decision],
+    refusals: list[Refusal],
+) -> DeviceFacts:
+    kinds = {device.kind: device for device in devices}
+    if config.device == "auto":
+        kind = "cuda" if "cuda" in kinds else "cpu"
+        decisions.append(Decision(key="device", value=kind, why=kinds[kind].name))
+        return kinds[kind]
+    if config.device not in kinds:
+        refusals.append(
+            Refusal(
+                code="device",
+                plugin="",
+                message=f"device: {config.device} is not on this machine; found: {', '.join(kinds)}",
+            )
+        )
+    return kinds.get(config.device, devices[0])
+
+
+def _dtype(
+    config: Config,
+    facts: CheckpointFacts,
+    device: DeviceFacts,
+    decisions: list[Decision],
+    refusals: list[Refusal],
+) -> str:
+    allowed = DTYPES.get(device.kind, DTYPES["cuda"])
+    if config.dtype != "auto":
+        if config.dtype not in allowed:
+            refusals.append(
+                Refusal(
+                    code="dtype",
+                    plugin="",
+                    message=f"dtype: {config.dtype} does not run on {device.kind};"
+                    f" allowed: {', '.join(allowed)}",
+                )
+            )
+        return str(config.dtype)
+    if device.kind == "cpu":
+        decisions.append(Decision(key="dtype", value="float32", why="the device is a CPU"))
+        return "float32"
+    stored = str(facts.config.get("dtype") or facts.config.get("torch_dtype") or "bfloat16")
+    dtype = stored if stored in ("bfloat16", "float16") else "bfloat16"
+    decisions.append(Decision(key="dtype", value=dtype, why=f"the checkpoint is in {stored}"))
+    return dtype
+
+
+def _max_model_len(config: Config, shape: ModelShape, chooser: Chooser) -> int:
+    if config.max_model_len == "auto":
+        chooser.decide("max_model_len", shape.max_position, "the model's context")
+        return shape.max_position
+    if config.max_model_len > shape.max_position:
+        chooser.refuse(
+            "max_model_len",
+            f"max_model_len: {config.max_model_len} is more than the model's context"
+            f" of {shape.max_position} tokens",
+            fix=f"max_model_len: {shape.max_position}",
+        )
+    return config.max_model_len
+
+
+def _choose_parts(config: Config, inspected: Inspected, chooser: Chooser) -> dict[str, Part]:
+    facts = inspected.facts
+    method = facts.quantization or "none"
+    scheduler = Wanted(
+        "scheduler",
+        "scheduler",
+        config.scheduler.name,
+        config.scheduler.options,
+        "scheduler.options",
+    )
+    executor = Wanted(
+        "executor", "executor", config.executor.name, config.executor.options, "executor.options"
+    )
+    drafter = Wanted(
+        "drafter", "drafter", config.drafter.name, config.drafter.options, "drafter.options"
+    )
+    policy = config.drafter.policy
+    found = {
+        "checkpoint_source": inspected.source,
+        "model": inspected.model,
+        "quantizer": chooser.choose(
+            _wanted("quantizer", "quantizer", config.quantizer),
+            lambda entry: _reads(entry, method),
+        ),
+        "attention": chooser.choose(
+            _wanted("attention", "attention", config.attention),
+            lambda entry: _attends(entry, inspected.shape, _encoding(config)),
+        ),
+        "kv_allocator": chooser.choose(
+            _wanted("kv_allocator", "kv_cache.allocator", config.kv_cache.allocator)
+        ),
+        "prefix_cache": chooser.choose(
+            _wanted("prefix_cache", "prefix_cache", config.prefix_cache)
+        ),
+        "scheduler": chooser.choose(scheduler),
+        "speculation_policy": chooser.choose(
+            _wanted("speculation_policy", "drafter.policy", policy)
+        ),
+        "drafter": chooser.choose(drafter),
+        "executor": chooser.choose(executor),
+    }
+    if config.kv_transfer.name != "none":
+        found["kv_transfer"] = chooser.choose(
+            _wanted("kv_transfer", "kv_transfer", config.kv_transfer)
+        )
+    return {interface: part for interface, part in found.items() if part is not None}
+
+
+def _wanted(interface: str, key: str, choice: Choice) -> Wanted:
+    return Wanted(interface, key, choice.name, choice.options, f"{key}.options")
+
+
+def _several(interface: str, choices: Sequence[Choice]) -> list[Wanted]:
+    key = f"{interface}s" if interface == "observer" else "logits_processors"
+    return [
+        Wanted(interface, f"{key}[{i}]", choice.name, choice.options, f"{key}[{i}].options")
+        for i, choice in enumerate(choices)
+    ]
+
+
+def _reads(entry: Provides, method: str) -> list[str]:
+    if method in entry.methods:
+        return []
+    stored = "is not quantized" if method == "none" else f"is quantized by {method}"
+    return [f"reads {', '.join(entry.methods)}, and the checkpoint {stored}"]
+
+
+def _attends(entry: Provides, shape: ModelShape, encoding: str) -> list[str]:
+    needs = {
+        "window": any(layer.window is not None for layer in shape.attention),
+        "soft_cap": any(layer.soft_cap is not None for layer in shape.attention),
+    }
+    reasons = [
+        f"has no {name}" for name, needed in needs.items() if needed and name not in entry.promises
+    ]
+    if encoding not in entry.encodings:
+        reasons.append(f"has no KV encoding {encoding!r}; allowed: {', '.join(entry.encodings)}")
+    return reasons
+
+
+def _encoding(config: Config) -> str:
+    return "none" if config.kv_cache.encoding == "auto" else config.kv_cache.encoding
+
+
+def _groups(
+    config: Config, shape: ModelShape, dtype: str, attention: Part | None, chooser: Chooser
+) -> tuple[KVGroup, ...]:
+    legal = attention.entry.requires.block_sizes if attention is not None else ()
+    wanted = config.kv_cache.block_size
+    if wanted == "auto":
+        block_size = DEFAULT_BLOCK_SIZE if not legal or DEFAULT_BLOCK_SIZE in legal else legal[0]
+        chooser.decide("kv_cache.block_size", block_size, "the default that the attention allows")
+    else:
+        block_size = wanted
+        if legal and block_size not in legal and attention is not None:
+            chooser.refuse(
+                "block_size",
+                f"kv_cache.block_size: {attention.name} has no blocks of {block_size} tokens;"
+                f" allowed: {', '.join(map(str, legal))}",
+                plugin=attention.origin.plugin,
+            )
+    layers: dict[tuple[int, int, int | None], list[int]] = {}
+    for layer, attends in enumerate(shape.attention):
+        key = (attends.num_kv_heads, attends.head_dim, attends.window)
+        layers.setdefault(key, []).append(layer)
+    return tuple(
+        KVGroup(tuple(members), heads, head_dim, block_size, window, _encoding(config), dtype)
+        for (heads, head_dim, window), members in layers.items()
+    )
+
+
+def _check_parallel(config: Config, executor: Part | None, chooser: Chooser) -> None:
+    if executor is None:
+        return
+    for kind in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
+        if getattr(config.executor, kind) > 1 and kind not in executor.entry.promises:
+            chooser.refuse(
+                "parallel",
+                f"executor.{kind}: {getattr(config.executor, kind)}, but executor"
+                f" {executor.name!r} runs one worker",
+                plugin=executor.origin.plugin,
+                fix=f"executor.{kind}: 1",
+            )
+
+
+def _check_features(parts: Mapping[str, Part], chooser: Chooser) -> None:
+    for part in parts.values():
+        for feature in part.entry.requires.features:
+            interface, _, name = feature.partition(".")
+            provider = parts.get(interface)
+            if provider is not None and name not in provider.entry.promises:
+                chooser.refuse(
+                    "feature",
+                    f"{part.entry.interface} {part.name!r} needs {feature}, which"
+                    f" {provider.name!r} does not have",
+                    plugin=part.origin.plugin,
+                )
+
+
+def _numerics(
+    config: Config, invariant_kernels: Sequence[bool], attention: Part, chooser: Chooser
+) -> Literal["invariant", "fast"] | None:
+    """`invariant` or `fast`; None when the config asks for what these parts do not promise."""
+    attends = "row_invariant" in attention.entry.promises
+    if config.numerics == "invariant" and not attends:
+        chooser.refuse(
+            "numerics",
+            f"numerics: invariant, but attention {attention.name!r} does not promise row_invariant",
+            plugin=attention.origin.plugin,
+            fix="numerics: auto",
+        )
+        return None
+    return "invariant" if attends and all(invariant_kernels) else "fast"
+
+
+def _num_speculative_tokens(config: Config, drafter: Part) -> int:
+    if drafter.name == "none" or config.drafter.num_speculative_tokens == 0:
+        return 0
+    wanted = config.drafter.num_speculative_tokens
+    return DEFAULT_NUM_SPECULATIVE_TOKENS if wanted == "auto" else int(wanted)
+
+
+def _manifests(catalog: Catalog, parts: Sequence[Part]) -> tuple[Manifest, ...]:
+    plugins = sorted({part.origin.plugin for part in parts if part.origin.distribution != "object"})
+    return tuple(catalog.manifest(plugin) for plugin in plugins)
+
+
+def _once(refusals: Sequence[Refusal]) -> list[Refusal]:
+    return list(dict.fromkeys(refusals))

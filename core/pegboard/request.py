@@ -1,0 +1,171 @@
+"""The values that a request is made of, on their way into the engine and out of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+from pegboard.errors import RequestError
+
+MAX_SEED = 2**64 - 1
+MAX_LOGPROBS = 20
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the tokens of a request are chosen and when it ends.
+
+    The defaults are those of the OpenAI API, with filters off.
+
+    Attributes:
+        max_tokens: most tokens to generate; None means up to the model's context.
+        temperature: 0 is greedy; otherwise logits are divided by it.
+        top_k: keep the k most likely tokens; 0 keeps all. Ties go to the lower id.
+        top_p: keep the smallest set of most likely tokens whose probability reaches it, in (0, 1].
+        min_p: keep tokens at least this fraction as likely as the most likely one, in [0, 1].
+        repetition_penalty: Keskar et al. 2019; 1 is off, over prompt and output.
+        presence_penalty: subtracted once from tokens already generated, in [-2, 2].
+        frequency_penalty: subtracted for each time a token was generated, in [-2, 2].
+        logit_bias: token id to a number added to its logit.
+        seed: of the noise, 0 to 2**64 - 1; None: one is drawn at arrival and kept with the request.
+        n: sequences to generate from the prompt.
+        stop: texts that end a sequence; they are not part of the answer.
+        stop_token_ids: token ids that end a sequence, beside the model's own.
+        ignore_eos: do not end at the model's end-of-sequence tokens.
+        logprobs: report the chosen token's logprob and that many most likely ones; None: none.
+        prompt_logprobs: the same for the prompt's tokens.
+        processors: logits processor's name to its own parameters, validated by its plugin.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    processors: dict[str, dict[str, Any]] = {}
+
+    def check(self) -> None:
+        """Raises RequestError naming the first field that is out of range.
+
+        Limits that the operator sets (most sequences, stop texts) are the server's to check.
+        """
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not (math.isfinite(value) and low <= value <= high):
+                raise RequestError(name, f"{value}", allowed=f"{low:g} to {high:g}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise RequestError("top_p", f"{self.top_p}", allowed="over 0, at most 1")
+        if self.repetition_penalty <= 0.0:
+            raise RequestError("repetition_penalty", f"{self.repetition_penalty}", allowed="over 0")
+        if any(not text for text in self.stop):
+            raise RequestError("stop", "an empty text", allowed="texts of one character or more")
+        for token_id, bias in self.logit_bias.items():
+            if token_id < 0 or not math.isfinite(bias):
+                raise RequestError(
+                    "logit_bias", f"{token_id}: {bias}", allowed="a token id to a finite number"
+                )
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("max_tokens", 1, 2**31 - 1),
+    ("temperature", 0.0, 100.0),
+    ("top_k", 0, 2**31 - 1),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 0.0, 100.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("seed", 0, MAX_SEED),
+    ("n", 1, 2**16),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as the engine takes it: token ids in.
+
+    Attributes:
+        request_id: unique among the open requests; chosen by the caller.
+        prompt_token_ids: at least one id, each below the vocabulary's size.
+        params: how to sample and when to end.
+        priority: lower runs earlier, where the scheduler heeds it.
+        tenant: whose request this is, for fair schedulers and separate caches.
+        arrival: seconds of a monotonic clock; the engine fills it in when it is 0.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams = SamplingParams()
+    priority: int = 0
+    tenant: str = ""
+    arrival: float = 0.0
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The logprob of one position's token, and of the most likely tokens there.
+
+    Logprobs are of the model's distribution in float32, before processors, filters and temperature.
+
+    Attributes:
+        token_id: the token at this position.
+        logprob: its natural logarithm of probability.
+        rank: 1 for the most likely token.
+        top_ids: the most likely ids, best first, as many as were asked for.
+        top_logprobs: theirs.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+class SequenceDelta(msgspec.Struct, frozen=True, array_like=True):
+    """What one step added to one sequence of a request; the last one carries a finish reason.
+
+    Attributes:
+        request_id: the request.
+        index: the sequence, 0 to n - 1.
+        token_ids: new tokens, in order.
+        text: new text, safe to show: it never needs to be taken back. Empty without a tokenizer.
+        logprobs: one a token, when asked for.
+        prompt_logprobs: on a sequence's first delta, when asked for: one a prompt token; the first
+            is None, since nothing precedes it.
+        finish_reason: None while it goes on. `stop`: a stop token or text; `length`: max_tokens or
+            the context; `abort`: the caller went; `error`: `error` says why.
+        stop_reason: the stop text or token id that was hit, None for end-of-sequence.
+        error: one line, with finish_reason `error`.
+        num_prompt_tokens: the prompt's length.
+        num_cached_tokens: how many of them were not computed, thanks to a cache.
+        num_output_tokens: tokens generated so far, these included.
+    """
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0

@@ -1,0 +1,233 @@
+"""The two messages between host and worker: `StepBatch` down, `StepResult` up.
+
+Both are frozen and made of numpy arrays and plain values, so that the same two cross a function
+call, a pipe or a network. On the wire (`encode`, `decode`) an array is msgpack of dtype, shape and
+bytes.
+
+A *row* is an index into the worker's tables that a sequence owns from its admission to its release.
+Arrays described as `[R]` have one entry for each scheduled row, in the order of `StepBatch.rows`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+Bool = NDArray[np.bool_]
+
+
+class RowAdmission(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence takes a row; the row's former content is void.
+
+    Attributes:
+        row: the row.
+        token_ids: int32 [num_tokens], all known tokens: the prompt, and after a preemption the
+            output so far.
+        num_prompt_tokens: how many of them are the prompt.
+        seed: key of the sampling noise, unsigned 64 bit.
+        index: n, the sequence's number within its request; part of the noise counter.
+        temperature, top_k, top_p, min_p: as in `SamplingParams`.
+        num_logprobs: -1: none; else the chosen token's and this many most likely ones.
+        num_prompt_logprobs: the same for prompt tokens.
+        processors: logits processor's name to its validated parameters; only those that act.
+    """
+
+    row: int
+    token_ids: Int32
+    num_prompt_tokens: int
+    seed: int
+    index: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    num_logprobs: int = -1
+    num_prompt_logprobs: int = -1
+    processors: dict[str, dict[str, Any]] = {}
+
+
+class RowRelease(msgspec.Struct, frozen=True):
+    """A row is given back. Its first `num_tokens` tokens are final; anything later never was."""
+
+    row: int
+    num_tokens: int
+
+
+class GroupUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes to the block tables and pages of one KV group, applied before the forward.
+
+    Copies run first, in order, then table entries are set. An encoded page is data and scales, one
+    unit: `encoding` says which, and a worker refuses one that is not its own.
+
+    Attributes:
+        group: index of the KV group.
+        encoding: the group's encoding, `none` for plain dtype.
+        rows: int32 [U], whose table changes.
+        slots: int32 [U], which entry of that table.
+        blocks: int32 [U], the page now there. Page 0 is never a sequence's: padding writes go there.
+        copy_from, copy_to: int32 [C], pages to copy.
+    """
+
+    group: int
+    encoding: str
+    rows: Int32
+    slots: Int32
+    blocks: Int32
+    copy_from: Int32
+    copy_to: Int32
+
+
+class Drafts(msgspec.Struct, frozen=True, kw_only=True):
+    """Draft nodes that the host feeds in, replacing what the worker's drafter has for those rows.
+
+    Nodes of a row are in an order in which every prefix is connected: a parent precedes its
+    children.
+
+    Attributes:
+        rows: int32 [D], the rows that get drafts.
+        offsets: int32 [D + 1]; nodes of `rows[i]` are `offsets[i]` to `offsets[i + 1]`.
+        token_ids: int32 [N].
+        parents: int32 [N], index of the parent within the row's nodes; -1: the last known token.
+    """
+
+    rows: Int32
+    offsets: Int32
+    token_ids: Int32
+    parents: Int32
+
+
+class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """One step's work. Released rows first, then admissions, group updates, then the forward.
+
+    Attributes:
+        step_id: counts up by one.
+        fence: the newest step whose result the host has committed; what older steps referenced may
+            be reused.
+        released: rows given back since the last step.
+        admitted: rows taken.
+        groups: changes of block tables; a group without changes may be left out.
+        rows: int32 [R], the rows that compute in this step; none twice.
+        num_computed: int32 [R], tokens of the row whose KV is in place; the chunk starts here.
+        num_tokens: int32 [R], tokens to compute, draft nodes not counted; at least 1.
+        sample: bool [R], whether the chunk ends at the row's last known token, so that a token is
+            sampled after it.
+        verify: int32 [R], use the first so many draft nodes that the row holds; 0: none.
+        propose: int32 [R], at most so many draft nodes for the next step; 0: none, but the drafter
+            still observes.
+        pending: bool [R], whether the row's last token is one the host does not know yet (steps in
+            flight); the worker's row has it.
+        taps: indices of decoder layers whose input hidden states this step captures for the
+            drafter, ascending; -1 is the embedding's output.
+        drafts: draft nodes fed in by the host; None: the worker's own.
+    """
+
+    step_id: int
+    fence: int
+    released: tuple[RowRelease, ...]
+    admitted: tuple[RowAdmission, ...]
+    groups: tuple[GroupUpdate, ...]
+    rows: Int32
+    num_computed: Int32
+    num_tokens: Int32
+    sample: Bool
+    verify: Int32
+    propose: Int32
+    pending: Bool
+    taps: tuple[int, ...] = ()
+    drafts: Drafts | None = None
+
+
+class Logprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Logprobs of positions, ragged over the batch's rows.
+
+    Attributes:
+        offsets: int32 [R + 1]; entries of row i are `offsets[i]` to `offsets[i + 1]`.
+        token_ids: int32 [L], the token at each position.
+        logprobs: float32 [L], of the model's distribution, before processors and temperature.
+        ranks: int32 [L], 1 for the most likely.
+        top_ids: int32 [L, K], best first, K the most that any row asked for.
+        top_logprobs: float32 [L, K].
+    """
+
+    offsets: Int32
+    token_ids: Int32
+    logprobs: Float32
+    ranks: Int32
+    top_ids: Int32
+    top_logprobs: Float32
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step brought.
+
+    Attributes:
+        step_id: of the batch.
+        offsets: int32 [R + 1]; committed tokens of row i are `offsets[i]` to `offsets[i + 1]`;
+            none for a row that did not sample.
+        token_ids: int32 [T], committed tokens: the accepted draft nodes, then one more.
+        num_accepted: int32 [R], accepted draft nodes.
+        num_tried: int32 [R], depths at which a draft node was compared.
+        num_drafts: int32 [R], draft nodes that the row holds for the next step.
+        confidences: float32 [sum of num_drafts], the drafter's probability of each node.
+        parents: int32 [sum of num_drafts] for trees, as in `Drafts`; None when all are chains.
+        logprobs: of the committed tokens, for rows that asked.
+        prompt_logprobs: of the prompt tokens that this step's chunk predicts (position p + 1 from
+            the logits at p), for rows that asked.
+        failed: row to a line, for rows whose logits processor failed: their request ends.
+        forward_s, sampling_s, drafting_s: seconds spent.
+    """
+
+    step_id: int
+    offsets: Int32
+    token_ids: Int32
+    num_accepted: Int32
+    num_tried: Int32
+    num_drafts: Int32
+    confidences: Float32
+    parents: Int32 | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    failed: dict[int, str] = {}
+    forward_s: float = 0.0
+    sampling_s: float = 0.0
+    drafting_s: float = 0.0
+
+
+Message = TypeVar("Message", StepBatch, StepResult)
+
+
+def encode(message: StepBatch | StepResult) -> bytes:
+    """The wire form: msgpack, an array as [dtype, shape, bytes]."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes, kind: type[Message]) -> Message:
+    """The message of a wire form.
+
+    Raises:
+        msgspec.ValidationError: the bytes are not such a message.
+    """
+    return cast(Message, msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_array))
+
+
+def _encode_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return [value.dtype.str, list(value.shape), np.ascontiguousarray(value).data]
+    raise TypeError(f"{type(value).__name__} cannot be part of a message")
+
+
+def _decode_array(kind: type, value: Any) -> Any:
+    if getattr(kind, "__origin__", kind) is not np.ndarray:
+        raise TypeError(f"{kind} cannot be part of a message")
+    dtype, shape, data = value
+    if np.dtype(dtype).hasobject:
+        raise ValueError("an array of objects cannot be part of a message")
+    return np.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
