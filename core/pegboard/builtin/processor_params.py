@@ -1,0 +1,37 @@
+"""Request parameters of the built-in logits processors. Does not import torch: the host validates."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
+
+_Penalty = Annotated[FiniteFloat, Field(ge=-2.0, le=2.0)]
+
+
+class PenaltiesParams(BaseModel):
+    """Parameters of `penalties`.
+
+    Attributes:
+        repetition_penalty: factor against tokens of prompt and output (Keskar et al. 2019); 1: off.
+        presence_penalty: subtracted once from tokens already generated.
+        frequency_penalty: subtracted for each time a token was generated.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    repetition_penalty: Annotated[FiniteFloat, Field(gt=0.0, le=100.0)] = 1.0
+    presence_penalty: _Penalty = 0.0
+    frequency_penalty: _Penalty = 0.0
+
+
+class LogitBiasParams(BaseModel):
+    """Parameters of `logit_bias`.
+
+    Attributes:
+        logit_bias: token id to a number added to its logit.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    logit_bias: dict[NonNegativeInt, FiniteFloat] = {}

@@ -1,0 +1,78 @@
+"""The built-in logits processors: penalties and logit bias.
+
+Both depend on a row's history and parameters alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pegboard.builtin.processor_params import LogitBiasParams, PenaltiesParams
+from pegboard.interfaces.logits_processor import LogitRow, LogitsProcessor, ProcessorContext
+
+
+class Penalties(LogitsProcessor):
+    """Lowers the logits of tokens that were seen.
+
+    Repetition acts on prompt and output: a positive logit is divided by the penalty, a negative one
+    multiplied. Presence and frequency are then subtracted for tokens of the output.
+    """
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self._device = torch.device(context.device)
+        self._params: dict[int, PenaltiesParams] = {}
+
+    def admit(self, row: int, params: Mapping[str, Any]) -> None:
+        self._params[row] = PenaltiesParams(**params)
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> None:
+        for i, row in enumerate(rows):
+            params = self._params[row.row]
+            if params.repetition_penalty != 1.0:
+                ids = self._tensor(np.unique(row.history))
+                seen = logits[i, ids]
+                penalty = params.repetition_penalty
+                logits[i, ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
+            if params.presence_penalty or params.frequency_penalty:
+                generated, counts = np.unique(
+                    row.history[row.num_prompt_tokens :], return_counts=True
+                )
+                cost = params.presence_penalty + params.frequency_penalty * self._tensor(counts)
+                logits[i, self._tensor(generated)] -= cost
+
+    def release(self, row: int) -> None:
+        self._params.pop(row, None)
+
+    def _tensor(self, values: NDArray[np.integer]) -> torch.Tensor:
+        return torch.from_numpy(values.astype(np.int64)).to(self._device)
+
+
+class LogitBias(LogitsProcessor):
+    """Adds a number to the logits of chosen tokens."""
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self._vocab_size = context.vocab_size
+        self._device = torch.device(context.device)
+        self._bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def admit(self, row: int, params: Mapping[str, Any]) -> None:
+        bias = LogitBiasParams(**params).logit_bias
+        if bias and max(bias) >= self._vocab_size:
+            raise ValueError(f"token id {max(bias)} is outside a vocabulary of {self._vocab_size}")
+        self._bias[row] = (
+            torch.tensor(list(bias), dtype=torch.int64, device=self._device),
+            torch.tensor(list(bias.values()), dtype=torch.float32, device=self._device),
+        )
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> None:
+        for i, row in enumerate(rows):
+            ids, values = self._bias[row.row]
+            logits[i, ids] += values
+
+    def release(self, row: int) -> None:
+        self._bias.pop(row, None)

@@ -1,0 +1,58 @@
+"""Finds a checkpoint folder's tokenizer, chat template and special tokens. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pegboard.builtin.checkpoint_json import read_optional_json
+from pegboard.errors import CheckpointError
+from pegboard.interfaces.checkpoint import TokenizerFacts
+
+
+def tokenizer_facts(folder: Path) -> TokenizerFacts:
+    """What `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and the chat
+    template's file say.
+
+    Raises:
+        CheckpointError: one of them is there and cannot be read.
+    """
+    settings = read_optional_json(folder / "tokenizer_config.json")
+    tokens = read_optional_json(folder / "special_tokens_map.json") | settings
+    file = folder / "tokenizer.json"
+    return TokenizerFacts(
+        file=str(file.absolute()) if file.is_file() else None,
+        chat_template=_chat_template(folder, settings),
+        special_tokens=_special_tokens(tokens),
+    )
+
+
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """A file of its own goes before the tokenizer's settings."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(str(file), f"cannot be read ({error})") from error
+    template = read_optional_json(folder / "chat_template.json").get("chat_template")
+    return _default_template(template or settings.get("chat_template"))
+
+
+def _default_template(template: Any) -> str | None:
+    """The template, of several named ones the one called `default`."""
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if entry}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _special_tokens(tokens: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like to their texts, given as a text or as an object with `content`."""
+    texts = {}
+    for key, value in tokens.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            texts[key] = text
+    return texts

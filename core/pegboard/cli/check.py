@@ -1,0 +1,190 @@
+"""`pegboard check`: whether model, plugins and machine go together, what was chosen, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from pegboard.config import Config
+from pegboard.errors import CompositionRefused, UserError
+from pegboard.planner.ledger import Ledger
+from pegboard.plugins.composition import Composition, KernelChoice, Part
+
+_KEYS = {"kv_allocator": "kv_cache.allocator", "speculation_policy": "drafter.policy"}
+"""The config's key of an interface, where it is not the interface's name."""
+_REASONS = {
+    "checkpoint_source": "reads the checkpoint's files",
+    "model": "builds the checkpoint's architecture",
+    "threads": "cores that this process may use",
+}
+"""Why something is as it is, where no decision says it."""
+
+
+def check(
+    config: Config,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Say in a second whether a config will run, what was chosen for it, and why."""
+    from pegboard.compose import prepare
+
+    try:
+        prepared = prepare(config)
+    except UserError as error:
+        if not as_json:
+            raise
+        reasons = error.reasons if isinstance(error, CompositionRefused) else (str(error),)
+        typer.echo(_json({"refusals": list(reasons)}))
+        raise typer.Exit(2) from None
+    found = report(config, prepared.composition, prepared.ledger)
+    typer.echo(_json(found) if as_json else "\n".join(_lines(found)))
+
+
+def report(config: Config, composition: Composition, ledger: Ledger) -> dict[str, Any]:
+    """What was decided, as plain values."""
+    why = {decision.key: decision.why for decision in composition.decisions}
+    return {
+        "model": composition.model_name,
+        "checkpoint": composition.facts.path,
+        "architecture": composition.shape.architecture,
+        "dtype": _value(config, why, "dtype", composition.dtype),
+        "device": _value(config, why, "device", composition.device),
+        "threads": _value(config, why, "threads", composition.num_threads),
+        "max_model_len": _value(config, why, "max_model_len", composition.max_model_len),
+        "block_sizes": [group.block_size for group in composition.groups],
+        "parts": [
+            _part(config, why, interface, part) for interface, part in composition.parts.items()
+        ],
+        "logits_processors": [part.name for part in composition.logits_processors],
+        "observers": [part.name for part in composition.observers],
+        "kernels": [_kernel(config, choice) for choice in composition.kernels],
+        "numerics": composition.numerics,
+        "not_promised": _not_promised(composition),
+        "memory": {
+            "entries": [msgspec.structs.asdict(entry) for entry in ledger.entries],
+            "total_bytes": ledger.total_bytes,
+            "device_bytes": ledger.device_bytes,
+            "available_bytes": ledger.available_bytes,
+            "num_full_sequences": round(ledger.num_full_sequences, 2),
+        },
+        "digest": composition.digest,
+        "refusals": [],
+    }
+
+
+def _value(config: Config, why: Mapping[str, str], key: str, value: object) -> dict[str, Any]:
+    return {"value": value, "why": why.get(key) or _origin(config, key, key)}
+
+
+def _part(config: Config, why: Mapping[str, str], interface: str, part: Part) -> dict[str, Any]:
+    key = _KEYS.get(interface, interface)
+    return {
+        "interface": interface,
+        "name": part.name,
+        "plugin": part.origin.plugin,
+        "version": part.origin.version,
+        "why": why.get(key) or _origin(config, interface, key),
+    }
+
+
+def _kernel(config: Config, choice: KernelChoice) -> dict[str, Any]:
+    if choice.named:
+        why = "named in the config"
+    elif config.numerics == "fast":
+        why = "highest priority of what fits"
+    elif choice.row_invariant:
+        why = "highest priority of those that promise row_invariant"
+    else:
+        why = "highest priority of what fits; none promises row_invariant"
+    return {
+        "operation": choice.operation,
+        "format": choice.format,
+        "name": choice.part.name,
+        "plugin": choice.part.origin.plugin,
+        "row_invariant": choice.row_invariant,
+        "why": why,
+    }
+
+
+def _origin(config: Config, thing: str, key: str) -> str:
+    """Where a value comes from that nobody had to decide on."""
+    if thing in ("checkpoint_source", "model"):
+        return _REASONS[thing]
+    section: Any = config
+    for name in key.split("."):
+        if name not in section.model_fields_set:
+            return _REASONS.get(thing, "the default")
+        section = getattr(section, name)
+    return "named in the config"
+
+
+def _not_promised(composition: Composition) -> list[str]:
+    """What makes the numbers depend on the batch: kernels, and the attention backend."""
+    if composition.numerics == "invariant":
+        return []
+    loose = [
+        f"{choice.operation} ({choice.format}): {choice.part.name}"
+        for choice in composition.kernels
+        if not choice.row_invariant
+    ]
+    attention = composition.parts["attention"]
+    if "row_invariant" not in attention.entry.promises:
+        loose.append(f"attention: {attention.name}")
+    return loose
+
+
+def _json(found: Mapping[str, Any]) -> str:
+    return msgspec.json.format(msgspec.json.encode(found)).decode()
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    yield f"model          {found['model']}  ({found['architecture']})"
+    yield f"checkpoint     {found['checkpoint']}"
+    for key in ("dtype", "device", "threads", "max_model_len"):
+        yield f"{key:<14} {found[key]['value']}  ({found[key]['why']})"
+    yield f"block size     {', '.join(map(str, found['block_sizes']))} tokens"
+    yield ""
+    yield "parts"
+    for part in found["parts"]:
+        name, plugin = part["name"], f"{part['plugin']} {part['version']}".strip()
+        yield f"  {part['interface']:<18}  {name:<14}  {plugin:<18}  {part['why']}"
+    for key in ("logits_processors", "observers"):
+        yield f"  {key:<18}  {', '.join(found[key]) or 'none'}"
+    yield ""
+    yield "kernels"
+    for kernel in found["kernels"]:
+        operation = f"{kernel['operation']} ({kernel['format']})"
+        promise = "row_invariant" if kernel["row_invariant"] else "fast"
+        yield f"  {operation:<18}  {kernel['name']:<14}  {promise:<18}  {kernel['why']}"
+    yield ""
+    yield from _numerics_lines(found)
+    yield ""
+    yield from _memory_lines(found["memory"])
+
+
+def _numerics_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    if not found["not_promised"]:
+        yield f"numerics       {found['numerics']}: a row's bits do not depend on the batch"
+        return
+    yield f"numerics       {found['numerics']}"
+    yield "  not promised: the same bits for a row in any batch, because of"
+    for loose in found["not_promised"]:
+        yield f"    {loose}"
+
+
+def _memory_lines(memory: Mapping[str, Any]) -> Iterator[str]:
+    yield "memory"
+    for entry in memory["entries"]:
+        yield f"  {_size(entry['num_bytes']):>10}  {entry['name']}  ({entry['plugin']})"
+    yield (
+        f"  {_size(memory['total_bytes']):>10}  in all, of {_size(memory['device_bytes'])};"
+        f" {_size(memory['available_bytes'])} free now"
+    )
+    yield f"  KV for {memory['num_full_sequences']:.1f} sequences of max_model_len at once"
+
+
+def _size(num_bytes: int) -> str:
+    gib = num_bytes / 2**30
+    return f"{gib:.2f} GiB" if gib >= 1 else f"{num_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,174 @@
+"""The flags that tutorials of other engines use: the keys that they set, or why they are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pegboard.config_text import parse_yaml
+from pegboard.config_values import nearest, shown
+from pegboard.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag that stands for a key of the config.
+
+    Attributes:
+        name: as it is typed.
+        key: the config's key that it sets.
+        help: what it sets, one line.
+        read: (text, flag) -> the key's value.
+        type: of the argument, for typer.
+    """
+
+    name: str
+    key: str
+    help: str
+    read: Callable[[Any, str], Any]
+    type: Any = str
+
+    @property
+    def metavar(self) -> str | None:
+        """What help shows for its argument; None: it takes none."""
+        return None if self.type is bool else "VALUE"
+
+    @property
+    def parameter(self) -> str:
+        return _parameter_name(self.name)
+
+
+@dataclass(frozen=True)
+class RefusedFlag:
+    """A flag of other engines that has no counterpart here: an error that says why.
+
+    Attributes:
+        name: as it is typed.
+        why: what is so here.
+        fix: what to do instead.
+        type: of the argument; bool: it takes none.
+    """
+
+    name: str
+    why: str
+    fix: str = "leave it out"
+    type: Any = str
+
+    @property
+    def parameter(self) -> str:
+        return _parameter_name(self.name)
+
+
+def _parameter_name(flag: str) -> str:
+    return flag.partition("/")[0].lstrip("-").replace("-", "_")
+
+
+def _text(value: str, flag: str) -> str:
+    return value
+
+
+def _number(value: str, flag: str) -> Any:
+    return parse_yaml(value, flag)
+
+
+def _texts(value: list[str], flag: str) -> list[str]:
+    return value
+
+
+def _on_or_none(value: bool, flag: str) -> str:
+    return "on" if value else "none"
+
+
+def _dtype(value: str, flag: str) -> str:
+    return {"half": "float16", "float": "float32"}.get(value, value)
+
+
+_DRAFTER_KEYS = {
+    "method": "name",
+    "name": "name",
+    "model": "model",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "policy": "policy",
+    "verification": "verification",
+    "options": "options",
+}
+
+
+def _drafter(value: str, flag: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ConfigError(flag, f"not JSON: {error}", allowed=_DRAFTER_EXAMPLE) from error
+    if not isinstance(settings, dict):
+        raise ConfigError(flag, shown(settings), allowed=_DRAFTER_EXAMPLE)
+    for key in settings:
+        if key not in _DRAFTER_KEYS:
+            meant = nearest(key, list(_DRAFTER_KEYS))
+            raise ConfigError(
+                f"{flag} {key}",
+                "unknown key",
+                allowed=", ".join(_DRAFTER_KEYS),
+                fix=f"did you mean {meant!r}?" if meant else "a drafter's own go into 'options'",
+            )
+    return {_DRAFTER_KEYS[key]: value for key, value in settings.items()}
+
+
+_DRAFTER_EXAMPLE = """'{"method": "ngram", "num_speculative_tokens": 4}'"""
+
+FLAGS: tuple[Flag, ...] = (
+    Flag("--tokenizer", "tokenizer", "Folder or file of another tokenizer.", _text),
+    Flag("--revision", "revision", "Branch, tag or commit of a hub model.", _text),
+    Flag("--chat-template", "chat_template", "File of another chat template.", _text),
+    Flag("--dtype", "dtype", "auto, float32, bfloat16, float16 or float64.", _dtype),
+    Flag("--seed", "seed", "Seed of requests that have none.", _number),
+    Flag("--max-model-len", "max_model_len", "Most tokens a sequence.", _number),
+    Flag("--block-size", "kv_cache.block_size", "Tokens a KV block.", _number),
+    Flag("--gpu-memory-utilization", "kv_cache.memory", "Fraction of memory to use.", _number),
+    Flag("--kv-cache-dtype", "kv_cache.encoding", "How KV is stored.", _text),
+    Flag("--quantization", "quantizer", "The quantizer; auto: the checkpoint's.", _text),
+    Flag(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        "prefix_cache",
+        "Reuse the KV of common beginnings.",
+        _on_or_none,
+        bool,
+    ),
+    Flag("--max-num-seqs", "scheduler.max_num_seqs", "Most sequences at once.", _number),
+    Flag(
+        "--max-num-batched-tokens",
+        "scheduler.max_num_batched_tokens",
+        "Most tokens a step.",
+        _number,
+    ),
+    Flag("--speculative-config", "drafter", f"As JSON: {_DRAFTER_EXAMPLE}.", _drafter),
+    Flag("--tensor-parallel-size", "executor.tensor_parallel", "Devices a layer.", _number),
+    Flag("--pipeline-parallel-size", "executor.pipeline_parallel", "Stages of layers.", _number),
+    Flag("--data-parallel-size", "executor.data_parallel", "Copies of the model.", _number),
+    Flag("--host", "server.host", "Address to listen on.", _text),
+    Flag("--port", "server.port", "Port to listen on; 0: a free one.", _number),
+    Flag("--api-key", "server.api_keys", "A key that clients must send.", _texts, list[str]),
+    Flag("--served-model-name", "server.served_model_name", "The model's name.", _text),
+)
+"""The flags that tutorials use, and the keys that they set."""
+
+REFUSED_FLAGS: tuple[RefusedFlag, ...] = (
+    RefusedFlag(
+        "--trust-remote-code",
+        "code that comes with a checkpoint is never run",
+        "an architecture of its own is a plugin",
+        bool,
+    ),
+    RefusedFlag("--enforce-eager", "there is no graph capture to switch off", type=bool),
+    RefusedFlag(
+        "--enable-chunked-prefill", "the scheduler decides on chunks", "scheduler: fcfs", bool
+    ),
+    RefusedFlag("--enable-lora", "adapters are not supported", type=bool),
+    RefusedFlag("--swap-space", "a preempted sequence is computed anew, not swapped"),
+    RefusedFlag("--cpu-offload-gb", "weights are not offloaded"),
+    RefusedFlag("--load-format", "the files of the checkpoint say it"),
+    RefusedFlag("--tokenizer-mode", "there is one kind of tokenizer"),
+    RefusedFlag("--distributed-executor-backend", "a key says it", "--set executor.name=..."),
+)
+"""Flags of the same tutorials that would be without effect here."""

@@ -1,0 +1,239 @@
+"""The one schema of everything that can be set, and how a file, flags and `--set` become it.
+
+A value that an interface takes is a name or `{name, options}`. `auto` is settled when the
+composition is resolved; `none` switches a part off. Sizes are bytes, or texts such as `8MiB`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pegboard.config_text import explain, overlay, parse_set, read_yaml, unknown_key
+from pegboard.config_values import (
+    ApiKeys,
+    AutoCount,
+    Count,
+    Kernels,
+    Memory,
+    Names,
+    OptionalText,
+    Place,
+    Port,
+    Seed,
+    Size,
+    Table,
+    Text,
+    Texts,
+    one_of,
+    refused,
+    switch,
+)
+
+DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+Device = Literal["auto", "cpu", "cuda"]
+Numerics = Literal["auto", "invariant", "fast"]
+Verification = Literal["exact", "rejection"]
+
+
+class Section(BaseModel):
+    """Part of the config: unknown keys are refused, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Choice(Section):
+    """The implementation of an interface, by name, with its own options."""
+
+    name: Text
+    options: Table = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_bare_name(cls, value: Any) -> Any:
+        if value is None:
+            return {"name": "none"}
+        return {"name": value} if isinstance(value, (str, bool, int, float)) else value
+
+
+class KVCacheConfig(Section):
+    """KV memory.
+
+    Attributes:
+        allocator: who hands out blocks.
+        block_size: tokens a block.
+        memory: size of the pool: bytes, or a fraction of the device's memory (a float up to 1.0)
+            of which weights and activations are taken first.
+        encoding: how KV is stored.
+    """
+
+    allocator: Choice = Choice(name="paged")
+    block_size: AutoCount = "auto"
+    memory: Memory = "auto"
+    encoding: Text = "auto"
+
+
+class SchedulerChoice(Choice):
+    """The scheduler, and the limits of a step that hold for every one.
+
+    Attributes:
+        max_num_seqs: most sequences that run at once.
+        max_num_batched_tokens: most tokens a step.
+    """
+
+    name: Text = "fcfs"
+    max_num_seqs: Count = 64
+    max_num_batched_tokens: Count = 2048
+
+
+class DrafterChoice(Choice):
+    """The drafter of speculative decoding.
+
+    Attributes:
+        model: reference of the draft model, for a drafter that has one.
+        num_speculative_tokens: most draft tokens a sequence and step.
+        policy: who decides how many of them are verified.
+        verification: `exact` never changes a token; `rejection` keeps only the distribution.
+    """
+
+    model: OptionalText = None
+    num_speculative_tokens: AutoCount = "auto"
+    policy: Choice = Choice(name="auto")
+    verification: Annotated[Verification, one_of(Verification)] = "exact"
+
+    @model_validator(mode="after")
+    def _refuse_settings_of_no_drafter(self) -> Self:
+        if self.name == "none" and self != DrafterChoice.model_construct(name="none"):
+            raise refused("'none' has no settings", fix="name a drafter, or leave them out")
+        return self
+
+
+class ExecutorChoice(Choice):
+    """Where the workers live, and over how many devices the model is spread."""
+
+    name: Text = "local"
+    tensor_parallel: Count = 1
+    pipeline_parallel: Count = 1
+    data_parallel: Count = 1
+
+
+class PluginsConfig(Section):
+    """Which plugins are considered.
+
+    Attributes:
+        load: single-file plugins, by path.
+        disable: plugins to leave out, by name.
+        replace: who provides a name that two plugins provide.
+    """
+
+    load: Texts = Field(default_factory=list)
+    disable: Texts = Field(default_factory=list)
+    replace: Names = Field(default_factory=dict)
+
+
+class LimitsConfig(Section):
+    """What a client of the server may ask for.
+
+    Attributes:
+        body: most bytes of a request's body.
+        prompts: most prompts a request.
+        n: most sequences a prompt.
+        stop: most stop texts a request.
+        queue: most requests that wait.
+    """
+
+    body: Size = 8 * 2**20
+    prompts: Count = 128
+    n: Count = 128
+    stop: Count = 4
+    queue: Count = 1024
+
+
+class ServerConfig(Section):
+    """The HTTP server. Port 0 takes a free one; `api_keys` None lets everybody in."""
+
+    host: Text = "127.0.0.1"
+    port: Port = 8000
+    api_keys: ApiKeys = None
+    served_model_name: Text = "auto"
+    limits: LimitsConfig = LimitsConfig()
+
+
+class Config(Section):
+    """Everything that can be set; see the module.
+
+    Attributes:
+        model: a folder, a file, a hub id, or `pkg://package/file`.
+        tokenizer: a folder or file to take the tokenizer from instead of the model's.
+        revision: branch, tag or commit of a hub model.
+        chat_template: path of a jinja2 file to use instead of the model's.
+        dtype: of activations and unquantized weights.
+        threads: threads on a CPU.
+        max_model_len: most tokens a sequence, prompt and output together.
+        seed: from which seeds of requests without one are drawn.
+        numerics: `invariant` accepts only kernels whose rows do not depend on the batch.
+        kernels: a plugin's name, or an operation's name to a kernel's name.
+    """
+
+    model: Place
+    tokenizer: Place = "auto"
+    revision: OptionalText = None
+    chat_template: Place = "auto"
+    dtype: Annotated[DType, one_of(DType)] = "auto"
+    device: Annotated[Device, one_of(Device)] = "auto"
+    threads: AutoCount = "auto"
+    max_model_len: AutoCount = "auto"
+    seed: Seed = None
+    numerics: Annotated[Numerics, one_of(Numerics)] = "auto"
+    kv_cache: KVCacheConfig = KVCacheConfig()
+    prefix_cache: Annotated[Choice, switch] = Choice(name="auto")
+    scheduler: SchedulerChoice = SchedulerChoice()
+    attention: Choice = Choice(name="auto")
+    quantizer: Choice = Choice(name="auto")
+    kernels: Kernels = "auto"
+    drafter: DrafterChoice = DrafterChoice(name="none")
+    logits_processors: list[Choice] = Field(default_factory=list)
+    executor: ExecutorChoice = ExecutorChoice()
+    kv_transfer: Choice = Choice(name="none")
+    observers: list[Choice] = Field(default_factory=list)
+    plugins: PluginsConfig = PluginsConfig()
+    server: ServerConfig = ServerConfig()
+
+    def __init__(self, **values: Any) -> None:
+        """Raises ConfigError, or ConfigMistakes when several values are wrong."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise explain(error, type(self)) from None
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """The config of a nested mapping.
+
+        Raises:
+            ConfigError: with the whole path of what is wrong, and the nearest known key.
+        """
+        for key in values:
+            if not isinstance(key, str):
+                raise unknown_key((str(key),), cls)
+        return cls(**values)
+
+
+def load_config(
+    path: Path | None = None,
+    values: Mapping[str, Any] | None = None,
+    sets: Sequence[str] = (),
+) -> Config:
+    """The config of a file, with nested values (flags) over it, and `a.b=value` texts over both.
+
+    Raises:
+        ConfigError: the file cannot be read, a text is not `key=value`, or a value is refused.
+    """
+    layers = [read_yaml(path) if path is not None else {}, values or {}, *map(parse_set, sets)]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = overlay(merged, layer)
+    return Config.from_values(merged)

@@ -1,0 +1,114 @@
+"""From a plan to the message for the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from pegboard.engine.step_builder import Entry, Plan
+from pegboard.interfaces.kv import KVGroup
+from pegboard.step import GroupUpdate, Int32, RowAdmission, RowRelease, StepBatch
+
+
+def build_batch(
+    plan: Plan,
+    step_id: int,
+    released: tuple[RowRelease, ...],
+    groups: Sequence[KVGroup],
+    taps: tuple[int, ...],
+) -> StepBatch:
+    """The step's batch: differences only."""
+    entries = plan.entries
+    return StepBatch(
+        step_id=step_id,
+        fence=step_id - 1,
+        released=released,
+        admitted=tuple(_admission(entry) for entry in entries if entry.hit is not None),
+        groups=_group_updates(entries, groups),
+        rows=_int32([_row(entry) for entry in entries]),
+        num_computed=_int32([entry.start for entry in entries]),
+        num_tokens=_int32([entry.num_tokens for entry in entries]),
+        sample=np.array([entry.samples for entry in entries], np.bool_),
+        verify=_int32([entry.verify for entry in entries]),
+        propose=_int32([entry.propose for entry in entries]),
+        pending=np.zeros(len(entries), np.bool_),
+        taps=taps,
+    )
+
+
+def _int32(values: list[int]) -> Int32:
+    return np.array(values, np.int32)
+
+
+def _row(entry: Entry) -> int:
+    row = entry.seq.row
+    assert row is not None
+    return row
+
+
+def _admission(entry: Entry) -> RowAdmission:
+    seq = entry.seq
+    params = seq.owner.request.params
+    return RowAdmission(
+        row=_row(entry),
+        token_ids=seq.token_ids,
+        num_prompt_tokens=seq.num_prompt,
+        seed=seq.owner.seed,
+        index=seq.index,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        num_logprobs=-1 if params.logprobs is None else params.logprobs,
+        num_prompt_logprobs=(
+            params.prompt_logprobs
+            if seq.wants_prompt_logprobs and params.prompt_logprobs is not None
+            else -1
+        ),
+        processors=seq.owner.processors,
+    )
+
+
+def _group_updates(entries: Sequence[Entry], groups: Sequence[KVGroup]) -> tuple[GroupUpdate, ...]:
+    changed = [
+        entry
+        for entry in entries
+        if entry.hit is not None or any(entry.growth.slots) or any(entry.growth.copies)
+    ]
+    if not changed:
+        return ()
+    updates = (_group_update(changed, index, group) for index, group in enumerate(groups))
+    return tuple(update for update in updates if len(update.rows) or len(update.copy_from))
+
+
+def _group_update(changed: Iterable[Entry], index: int, group: KVGroup) -> GroupUpdate:
+    rows: list[int] = []
+    slots: list[int] = []
+    blocks: list[int] = []
+    copy_from: list[int] = []
+    copy_to: list[int] = []
+    for entry in changed:
+        row = _row(entry)
+        for slot, block in _table_entries(entry, index):
+            rows.append(row)
+            slots.append(slot)
+            blocks.append(block)
+        for source, target in entry.growth.copies[index]:
+            copy_from.append(source)
+            copy_to.append(target)
+    return GroupUpdate(
+        group=index,
+        encoding=group.encoding,
+        rows=_int32(rows),
+        slots=_int32(slots),
+        blocks=_int32(blocks),
+        copy_from=_int32(copy_from),
+        copy_to=_int32(copy_to),
+    )
+
+
+def _table_entries(entry: Entry, group: int) -> Iterator[tuple[int, int]]:
+    if entry.hit is not None:
+        yield from enumerate(entry.hit.pages[group])
+    yield from entry.growth.slots[group]

@@ -1,0 +1,183 @@
+"""From a step's result to sequences that went on or ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pegboard.engine.observers import Observers
+from pegboard.engine.outputs import delta, logprobs_of
+from pegboard.engine.parts import EngineParts
+from pegboard.engine.prefixes import Prefixes
+from pegboard.engine.queue import Queue
+from pegboard.engine.sequence import OpenRequest, Sequence
+from pegboard.engine.step_builder import Entry, Plan
+from pegboard.interfaces.observer import ErrorHappened, SequenceFinished
+from pegboard.request import FinishReason, SequenceDelta
+from pegboard.step import StepResult
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a step did, for observers.
+
+    Attributes:
+        num_output_tokens: committed.
+        num_drafts_tried, num_drafts_accepted: depths.
+        first_token_s: seconds since arrival, of each first token.
+        inter_token_s: seconds since the last tokens, of each other sequence that got some.
+    """
+
+    num_output_tokens: int = 0
+    num_drafts_tried: int = 0
+    num_drafts_accepted: int = 0
+    first_token_s: list[float] = field(default_factory=list)
+    inter_token_s: list[float] = field(default_factory=list)
+
+
+class Committer:
+    """Writes results into sequences and collects what goes out."""
+
+    def __init__(
+        self, parts: EngineParts, queue: Queue, prefixes: Prefixes, observers: Observers
+    ) -> None:
+        self._allocator = parts.allocator
+        self._queue = queue
+        self._prefixes = prefixes
+        self._observers = observers
+        self._speculates = parts.num_speculative_tokens > 0
+        windows = [group for group in parts.groups if group.window is not None]
+        self._window = max((group.window or 0 for group in windows), default=0)
+        self._trim_stride = min((group.block_size for group in windows), default=1)
+        self._deltas: list[SequenceDelta] = []
+
+    @property
+    def has_deltas(self) -> bool:
+        return bool(self._deltas)
+
+    def take_deltas(self) -> list[SequenceDelta]:
+        """What was collected since the last call."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def commit(self, plan: Plan, result: StepResult, now: float) -> Tally:
+        """Puts the step's result in force, in the order of the batch's rows."""
+        tally = Tally()
+        offsets, token_ids = result.offsets.tolist(), result.token_ids.tolist()
+        accepted = result.num_accepted.tolist()
+        if self._speculates:
+            tally.num_drafts_tried = int(result.num_tried.sum())
+            tally.num_drafts_accepted = int(result.num_accepted.sum())
+            _keep_drafts(plan, result)
+        if result.failed:
+            self._fail(plan, result.failed, now)
+        for row, entry in enumerate(plan.entries):
+            seq = entry.seq
+            if result.failed and seq.has_ended:  # its request has just failed
+                continue
+            seq.num_computed = entry.start + entry.num_tokens + accepted[row]
+            if accepted[row]:
+                # The slots are there; from now on they are tokens', no longer drafts'.
+                self._allocator.grow(seq.seq_id, seq.num_computed)
+            if seq.prompt_logprobs is not None:
+                _keep_prompt_logprobs(seq, entry, row, result)
+            committed = token_ids[offsets[row] : offsets[row + 1]]
+            if committed:
+                self._extend(seq, committed, row, result, tally, now)
+            self._prefixes.publish(seq)
+            if seq.has_ended:
+                self._retire(seq, now)
+            else:
+                self._trim(seq, rejected=entry.verify > accepted[row])
+        return tally
+
+    def end(
+        self, request: OpenRequest, reason: FinishReason, now: float, error: str | None = None
+    ) -> None:
+        """Ends all sequences of a request that are still open."""
+        for seq in tuple(request.sequences):
+            seq.ended = reason
+            self._deltas.append(delta(seq, error=error))
+            self._retire(seq, now)
+
+    def _extend(
+        self,
+        seq: Sequence,
+        committed: list[int],
+        row: int,
+        result: StepResult,
+        tally: Tally,
+        now: float,
+    ) -> None:
+        count, text = seq.take(committed)
+        num_top = seq.owner.request.params.logprobs
+        logprobs = None if num_top is None else logprobs_of(result.logprobs, row, count, num_top)
+        self._deltas.append(delta(seq, tuple(committed[:count]), text, logprobs))
+        tally.num_output_tokens += count
+        if seq.last_token_at is None:
+            seq.first_token_at = now
+            tally.first_token_s.append(now - seq.arrival)
+        else:
+            tally.inter_token_s.append(now - seq.last_token_at)
+        seq.last_token_at = now
+
+    def _trim(self, seq: Sequence, rejected: bool) -> None:
+        """Gives back what rejected drafts and the window left behind."""
+        left = seq.num_computed - self._window + 1 if self._window else 0
+        if rejected or left >= seq.num_trimmed + self._trim_stride:
+            seq.num_trimmed = max(left, 0)
+            keep_to = max(seq.num_computed, seq.num_reserved)
+            self._allocator.trim(seq.seq_id, seq.num_trimmed, keep_to)
+
+    def _fail(self, plan: Plan, failed: dict[int, str], now: float) -> None:
+        """A row that failed ends its whole request."""
+        for entry in plan.entries:
+            row = entry.seq.row
+            if row is not None and row in failed:
+                request_id = entry.seq.owner.request.request_id
+                self._observers.tell(ErrorHappened("RowFailed", failed[row], request_id))
+                self.end(entry.seq.owner, "error", now, failed[row])
+
+    def _retire(self, seq: Sequence, now: float) -> None:
+        self._allocator.release(seq.seq_id)
+        self._queue.remove(seq)
+        if self._observers:
+            self._observers.tell(_finished(seq, now))
+
+
+def _keep_drafts(plan: Plan, result: StepResult) -> None:
+    """Notes what each row holds for the next step, and how its drafts have fared."""
+    num_drafts, confidences = result.num_drafts.tolist(), result.confidences.tolist()
+    tried, accepted = result.num_tried.tolist(), result.num_accepted.tolist()
+    start = 0
+    for row, entry in enumerate(plan.entries):
+        seq, end = entry.seq, start + num_drafts[row]
+        seq.num_drafts, seq.confidences = num_drafts[row], confidences[start:end]
+        seq.num_tried += tried[row]
+        seq.num_accepted += accepted[row]
+        start = end
+
+
+def _keep_prompt_logprobs(seq: Sequence, entry: Entry, row: int, result: StepResult) -> None:
+    """Appends those of positions not seen yet: a preempted prompt is computed again."""
+    collected, num_top = seq.prompt_logprobs, seq.owner.request.params.prompt_logprobs
+    if collected is None or num_top is None:
+        return
+    values = logprobs_of(result.prompt_logprobs, row, None, num_top)
+    collected.extend(values[len(collected) - entry.start - 1 :])
+
+
+def _finished(seq: Sequence, now: float) -> SequenceFinished:
+    assert seq.ended is not None
+    return SequenceFinished(
+        request_id=seq.owner.request.request_id,
+        index=seq.index,
+        reason=seq.ended,
+        arrival=seq.arrival,
+        admitted=seq.admitted_at,
+        first_token=seq.first_token_at,
+        finished=now,
+        num_prompt_tokens=seq.num_prompt,
+        num_cached_tokens=seq.num_cached_tokens,
+        num_output_tokens=seq.num_output,
+        num_preemptions=seq.num_preemptions,
+    )

@@ -1,0 +1,219 @@
+"""The engine's loop, host side."""
+
+from __future__ import annotations
+
+import time
+
+from pegboard.engine.batch import build_batch
+from pegboard.engine.commit import Committer, Tally
+from pegboard.engine.intake import Intake
+from pegboard.engine.observers import Observers
+from pegboard.engine.parts import EngineParts
+from pegboard.engine.prefixes import Prefixes
+from pegboard.engine.queue import Queue
+from pegboard.engine.step_builder import Plan, PlannedStep
+from pegboard.errors import EngineError, RequestError
+from pegboard.interfaces.kv_allocator import KVLedger
+from pegboard.interfaces.observer import ErrorHappened, Observer, RequestArrived, StepDone
+from pegboard.request import Request, SequenceDelta
+from pegboard.step import StepBatch, StepResult
+
+MAX_IDLE_STEPS = 16
+"""Steps in which nothing could be planned, before a request is failed for it."""
+
+
+class EngineCore:
+    """Requests in, deltas out, one step at a time. Not thread-safe: one loop calls it.
+
+    Between steps it can be asked anything; after an EngineError of `step` that names the executor
+    it is broken: the deltas that end all requests are still handed out, and no request is taken.
+    """
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        self._queue = Queue(parts.max_num_seqs)
+        self._prefixes = Prefixes(parts.prefix_cache, parts.allocator, parts.groups)
+        self._intake = Intake(parts, self._prefixes)
+        self._observers = Observers(parts.observers)
+        self._committer = Committer(parts, self._queue, self._prefixes, self._observers)
+        self._step_id = 0
+        self._num_idle_steps = 0
+        self._broken: str | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Starts the workers. Raises what a worker's start raised."""
+        self._parts.executor.start()
+
+    def add(self, request: Request) -> None:
+        """Takes a request; its sequences wait.
+
+        Raises:
+            RequestError: it cannot be honoured; nothing has changed.
+            EngineError: the engine is broken.
+        """
+        if self._broken is not None:
+            raise EngineError(self._broken)
+        if request.request_id in self._queue:
+            raise RequestError(
+                "request_id", f"{request.request_id!r} is open", fix="use an id of its own"
+            )
+        opened = self._intake.open(request)
+        self._queue.add(opened)
+        num_prompt, num_seqs = len(request.prompt_token_ids), len(opened.sequences)
+        self._observers.tell(
+            RequestArrived(request.request_id, opened.arrival, num_prompt, num_seqs)
+        )
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request, whatever its state; `step` hands out the last deltas. An unknown id is
+        ignored: the request may have ended by itself."""
+        opened = self._queue.request(request_id)
+        if opened is not None:
+            self._committer.end(opened, "abort", time.monotonic())
+
+    def step(self) -> list[SequenceDelta]:
+        """Plans, computes and commits one step.
+
+        Raises:
+            EngineError: the executor failed, and all requests with it; or the scheduler raised, and
+                nothing has changed.
+        """
+        started = time.monotonic()
+        plan = self._plan(started)
+        if plan.entries:
+            batch = build_batch(
+                plan,
+                self._step_id,
+                self._queue.take_released(),
+                self._parts.groups,
+                self._parts.taps,
+            )
+            result = self._execute(batch)
+            tally = self._commit(plan, result)
+            self._report(plan, result, tally, started)
+        self._watch_liveness(plan)
+        return self._committer.take_deltas()
+
+    def has_work(self) -> bool:
+        """Whether a request is open, or `step` has deltas to hand out."""
+        return bool(self.num_running or self.num_waiting or self._committer.has_deltas)
+
+    def ledger(self) -> tuple[KVLedger, ...]:
+        """Where KV pages are, a group."""
+        return self._parts.allocator.ledger()
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that own a row."""
+        return self._queue.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that do not."""
+        return self._queue.num_waiting
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Those that still listen."""
+        return self._observers.listening
+
+    def close(self) -> None:
+        """Ends the workers and tells observers. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._broken = self._broken or "the engine is closed"
+        try:
+            self._parts.executor.close()
+        finally:
+            self._observers.close()
+
+    def _plan(self, now: float) -> Plan:
+        planned = PlannedStep(self._parts, self._queue, self._prefixes)
+        try:
+            with self._parts.allocator.transaction():
+                self._parts.scheduler.plan(self._queue, planned)
+        except Exception as error:
+            self._observers.tell(ErrorHappened(type(error).__name__, str(error)))
+            raise EngineError(f"planning a step failed: {_described(error)}") from error
+        return planned.apply(now)
+
+    def _execute(self, batch: StepBatch) -> StepResult:
+        self._step_id += 1
+        try:
+            result = self._parts.executor.execute(batch).result()
+            if result.step_id != batch.step_id:
+                raise EngineError(
+                    f"step {batch.step_id} was answered by a result of step {result.step_id}"
+                )
+            return result
+        except Exception as error:
+            self._break(error)
+            raise EngineError(self._broken) from error
+
+    def _commit(self, plan: Plan, result: StepResult) -> Tally:
+        tally = self._committer.commit(plan, result, time.monotonic())
+        self._parts.allocator.fence(result.step_id)
+        return tally
+
+    def _report(self, plan: Plan, result: StepResult, tally: Tally, started: float) -> None:
+        if not self._observers:
+            return
+        now = time.monotonic()
+        num_tokens = sum(entry.num_tokens + entry.verify for entry in plan.entries)
+        num_decode = sum(
+            entry.num_tokens + entry.verify
+            for entry in plan.entries
+            if entry.num_tokens == 1 and entry.start >= entry.seq.num_prompt
+        )
+        self._observers.tell(
+            StepDone(
+                step_id=result.step_id,
+                time=now,
+                duration_s=now - started,
+                forward_s=result.forward_s,
+                sampling_s=result.sampling_s,
+                drafting_s=result.drafting_s,
+                num_prefill_tokens=num_tokens - num_decode,
+                num_decode_tokens=num_decode,
+                num_output_tokens=tally.num_output_tokens,
+                num_running=self.num_running,
+                num_waiting=self.num_waiting,
+                num_preempted=plan.num_preempted,
+                num_drafts_tried=tally.num_drafts_tried,
+                num_drafts_accepted=tally.num_drafts_accepted,
+                kv=self.ledger(),
+                first_token_s=tuple(tally.first_token_s),
+                inter_token_s=tuple(tally.inter_token_s),
+            )
+        )
+
+    def _watch_liveness(self, plan: Plan) -> None:
+        """Fails the first request when nothing can be planned for too long."""
+        stuck = self._queue.running or self._queue.waiting
+        if plan.entries or not stuck:
+            self._num_idle_steps = 0
+            return
+        self._num_idle_steps += 1
+        if self._num_idle_steps < MAX_IDLE_STEPS:
+            return
+        self._num_idle_steps = 0
+        opened = stuck[0].owner
+        error = f"nothing could be planned for {MAX_IDLE_STEPS} steps; KV: {self._ledger_line()}"
+        self._observers.tell(ErrorHappened("Stalled", error, opened.request.request_id))
+        self._committer.end(opened, "error", time.monotonic(), error)
+
+    def _ledger_line(self) -> str:
+        return ", ".join(f"group {index}: {entry}" for index, entry in enumerate(self.ledger()))
+
+    def _break(self, error: Exception) -> None:
+        """All open requests end with the executor's failure."""
+        self._broken = f"the executor failed: {_described(error)}"
+        self._observers.tell(ErrorHappened(type(error).__name__, self._broken))
+        for opened in self._queue:
+            self._committer.end(opened, "error", time.monotonic(), self._broken)
+
+
+def _described(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,88 @@
+"""Text of a growing sequence of tokens, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+REPLACEMENT = "\ufffd"  # what decoders put for bytes that are no character, or not yet
+
+# Tokens decoded again before new ones. A character has four bytes at most, so after four tokens a
+# decoder's state does not depend on where the window began; and a space that decoders take from the
+# first token of a text is taken from one whose text is out already.
+CONTEXT = 8
+
+
+class Decoder(Protocol):
+    """Whatever turns ids into text."""
+
+    def decode(self, token_ids: Sequence[int], /) -> str: ...
+
+
+@runtime_checkable
+class TokenKinds(Protocol):
+    """What a decoder may say of its tokens."""
+
+    def is_skipped(self, token_id: int, /) -> bool:
+        """Whether `decode` leaves the token out."""
+        ...
+
+    def is_byte(self, token_id: int, /) -> bool:
+        """Whether it is a byte of a run that decodes as a whole: to characters if all of the run is
+        UTF-8, else to one U+FFFD for each byte."""
+        ...
+
+
+class IncrementalDetokenizer:
+    """One sequence's text. All that `add` and `finish` return, joined, is `decode` of all tokens.
+
+    Each `add` decodes a window of few tokens, however long the sequence is. Held back is only what
+    later tokens may still change: the beginning of a character, and a run of byte tokens.
+
+    Args:
+        decoder: `decode(ids) -> text`. It may offer `TokenKinds`; one with skipped or byte tokens
+            must.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._kinds = decoder if isinstance(decoder, TokenKinds) else None
+        self._context: list[int] = []
+        self._pending: list[int] = []
+        self._num_emitted = 0  # characters of the context's text
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """Takes the next tokens; returns new text that no later token changes."""
+        kinds = self._kinds
+        if kinds is None:
+            self._pending += token_ids
+        else:
+            self._pending += [item for item in token_ids if not kinds.is_skipped(item)]
+            if self._pending and kinds.is_byte(self._pending[-1]):
+                return ""
+        if not self._pending:
+            return ""
+        window = self._context + self._pending
+        text = _decided(self._decoder.decode(window))
+        new = text[self._num_emitted :]
+        self._move_on(window, text)
+        return new
+
+    def finish(self) -> str:
+        """The rest, as no token follows. Nothing may be added afterwards."""
+        window = self._context + self._pending
+        return self._decoder.decode(window)[self._num_emitted :]
+
+    def _move_on(self, window: list[int], text: str) -> None:
+        """Makes the end of the window the context of the next tokens."""
+        self._pending = []
+        self._context, self._num_emitted = window, len(text)
+        if len(window) > 2 * CONTEXT:
+            context = window[-CONTEXT:]
+            if context_text := _decided(self._decoder.decode(context)):
+                self._context, self._num_emitted = context, len(context_text)
+
+
+def _decided(text: str) -> str:
+    """Without a last U+FFFD: it may stand for a character whose other bytes are still to come."""
+    return text.removesuffix(REPLACEMENT)

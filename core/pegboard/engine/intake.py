@@ -1,0 +1,122 @@
+"""From a request to sequences; what cannot be honoured is refused here."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+
+from pegboard.engine.parts import EngineParts
+from pegboard.engine.prefixes import Prefixes
+from pegboard.engine.sequence import OpenRequest, Sequence
+from pegboard.engine.stops import TextStream
+from pegboard.errors import RequestError
+from pegboard.interfaces.kv_allocator import Answer, Verdict
+from pegboard.request import Request
+
+
+class Intake:
+    """Checks requests, draws their seeds, makes their sequences."""
+
+    def __init__(self, parts: EngineParts, prefixes: Prefixes) -> None:
+        self._parts = parts
+        self._prefixes = prefixes
+        self._num_requests = 0
+        self._num_sequences = 0
+
+    def open(self, request: Request) -> OpenRequest:
+        """The request with its sequences.
+
+        Raises:
+            RequestError: it cannot be honoured.
+        """
+        params = request.params
+        params.check()
+        self._check_ids(request)
+        max_known = self._max_known(request)
+        processors = self._parts.processor_params(params)
+        seed = self._draw_seed() if params.seed is None else params.seed
+        self._num_requests += 1
+        eos_ids = frozenset[int]() if params.ignore_eos else frozenset(self._parts.eos_token_ids)
+        opened = OpenRequest(
+            request=request,
+            arrival=request.arrival or time.monotonic(),
+            seed=seed,
+            max_known=max_known,
+            eos_ids=eos_ids,
+            stop_ids=eos_ids | frozenset(params.stop_token_ids),
+            processors=processors,
+        )
+        opened.sequences.extend(self._sequence(opened, index) for index in range(params.n))
+        return opened
+
+    def _sequence(self, opened: OpenRequest, index: int) -> Sequence:
+        make = self._parts.make_detokenizer
+        text = TextStream(make() if make is not None else None, opened.request.params.stop)
+        self._num_sequences += 1
+        return Sequence(self._num_sequences, opened, index, text, self._prefixes)
+
+    def _check_ids(self, request: Request) -> None:
+        prompt, params = request.prompt_token_ids, request.params
+        if not prompt:
+            raise RequestError("prompt", "no tokens", allowed="at least one token")
+        self._check_range("prompt", min(prompt), max(prompt))
+        if params.stop_token_ids:
+            self._check_range(
+                "stop_token_ids", min(params.stop_token_ids), max(params.stop_token_ids)
+            )
+        if params.logit_bias:
+            self._check_range("logit_bias", min(params.logit_bias), max(params.logit_bias))
+        if params.stop and self._parts.make_detokenizer is None:
+            raise RequestError(
+                "stop", "the model has no tokenizer, so no text", fix="use stop_token_ids"
+            )
+
+    def _check_range(self, param: str, lowest: int, highest: int) -> None:
+        limit = self._parts.vocab_size
+        for token_id in (lowest, highest):
+            if not 0 <= token_id < limit:
+                raise RequestError(param, f"token id {token_id}", allowed=f"0 to {limit - 1}")
+
+    def _max_known(self, request: Request) -> int:
+        """Most tokens of a sequence of the request; KV for all of them can be had."""
+        num_prompt, max_len = len(request.prompt_token_ids), self._parts.max_model_len
+        if num_prompt >= max_len:
+            raise RequestError(
+                "prompt",
+                f"{num_prompt} tokens",
+                allowed=f"at most {max_len - 1}, one less than max_model_len",
+                fix="shorten the prompt",
+            )
+        max_tokens = request.params.max_tokens
+        max_known = max_len if max_tokens is None else min(num_prompt + max_tokens, max_len)
+        answer = self._parts.allocator.probe(max_known - 1)
+        if answer.verdict is Verdict.NEVER:
+            param = "prompt" if self._never_fits(num_prompt) else "max_tokens"
+            raise RequestError(
+                param,
+                f"prompt and output of {max_known} tokens need {self._blocks(max_known - 1, answer)}",
+                fix="shorten the prompt, lower max_tokens, or raise kv_cache.memory",
+            )
+        return max_known
+
+    def _blocks(self, num_slots: int, answer: Answer) -> str:
+        """What is needed and what there is, of the groups that are too small."""
+        needs = (
+            (-(-num_slots // group.block_size), total, group.block_size)
+            for group, total in zip(self._parts.groups, answer.total, strict=True)
+        )
+        return ", ".join(
+            f"{need} KV blocks of {block_size} tokens where the pool has {total}"
+            for need, total, block_size in needs
+            if need > total
+        )
+
+    def _never_fits(self, num_tokens: int) -> bool:
+        return self._parts.allocator.probe(num_tokens).verdict is Verdict.NEVER
+
+    def _draw_seed(self) -> int:
+        if self._parts.seed is None:
+            return secrets.randbits(64)
+        text = f"{self._parts.seed} {self._num_requests}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())

@@ -1,0 +1,72 @@
+"""What an engine is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pegboard.interfaces.executor import Executor
+from pegboard.interfaces.kv import KVGroup
+from pegboard.interfaces.kv_allocator import KVAllocator
+from pegboard.interfaces.observer import Observer
+from pegboard.interfaces.prefix_cache import PrefixCache
+from pegboard.interfaces.scheduler import Scheduler
+from pegboard.interfaces.speculation_policy import SpeculationPolicy
+from pegboard.request import SamplingParams
+
+
+class Detokenizer(Protocol):
+    """Turns one sequence's ids into text as they come."""
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """New text that later ids cannot change."""
+        ...
+
+    def finish(self) -> str:
+        """The rest."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """The parts of one engine, and its limits.
+
+    Attributes:
+        groups: KV groups, in the order of the executor's block tables.
+        num_blocks: pages of each group, page 0 included.
+        allocator, prefix_cache, scheduler, policy, executor: one each; not shared between engines.
+        observers: told of events, in this order.
+        max_num_seqs: most running sequences.
+        max_num_batched_tokens: most tokens a step, draft nodes included.
+        max_model_len: most tokens a sequence, prompt included.
+        vocab_size: ids are below it.
+        eos_token_ids: ids that end a sequence by themselves.
+        num_speculative_tokens: most draft nodes a row; 0: no speculation.
+        taps: decoder layers whose inputs the drafter wants.
+        make_detokenizer: a fresh one for a sequence; None: deltas carry no text.
+        processor_params: logits processors' validated parameters of a request, only those that act.
+            Raises RequestError.
+        fingerprint: of everything that changes KV content.
+        seed: seeds of requests without one are derived from it; None: they are random.
+    """
+
+    groups: tuple[KVGroup, ...]
+    num_blocks: tuple[int, ...]
+    allocator: KVAllocator
+    prefix_cache: PrefixCache
+    scheduler: Scheduler
+    policy: SpeculationPolicy
+    executor: Executor
+    observers: tuple[Observer, ...]
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    num_speculative_tokens: int
+    taps: tuple[int, ...]
+    make_detokenizer: Callable[[], Detokenizer] | None
+    processor_params: Callable[[SamplingParams], dict[str, dict[str, Any]]]
+    fingerprint: str
+    seed: int | None

@@ -1,0 +1,104 @@
+"""The queue: who runs, who waits, whose row is whose."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+
+from pegboard.engine.sequence import OpenRequest, Sequence
+from pegboard.step import RowRelease
+
+
+class Queue:
+    """All sequences that have not ended. Schedulers see `running` and `waiting` alone."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._requests: dict[str, OpenRequest] = {}
+        self._sequences: dict[int, Sequence] = {}
+        self._running: dict[int, Sequence] = {}
+        self._waiting: list[Sequence] = []
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._released: list[RowRelease] = []
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """Those that own a row, in order of their admission."""
+        return tuple(self._running.values())
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        """The others, in order of arrival; a preempted one stands where it arrived."""
+        return tuple(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def __iter__(self) -> Iterator[OpenRequest]:
+        return iter(tuple(self._requests.values()))
+
+    def request(self, request_id: str) -> OpenRequest | None:
+        return self._requests.get(request_id)
+
+    def sequence(self, seq_id: int) -> Sequence | None:
+        return self._sequences.get(seq_id)
+
+    def add(self, request: OpenRequest) -> None:
+        """Its sequences wait."""
+        self._requests[request.request.request_id] = request
+        for seq in request.sequences:
+            self._sequences[seq.seq_id] = seq
+            self._wait(seq)
+
+    def admit(self, sequences: list[Sequence]) -> None:
+        """Waiting sequences get rows."""
+        if not sequences:
+            return
+        for seq in sequences:
+            seq.row = self._free_rows.pop()
+            self._running[seq.seq_id] = seq
+        self._waiting = [seq for seq in self._waiting if seq.row is None]
+
+    def preempt(self, seq: Sequence) -> None:
+        """A running sequence gives its row back and waits where it arrived."""
+        self._release_row(seq)
+        seq.leave_row()
+        seq.num_preemptions += 1
+        self._wait(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """A sequence has ended; with its last one, so has the request."""
+        del self._sequences[seq.seq_id]
+        if seq.row is None:
+            self._waiting.remove(seq)
+        else:
+            self._release_row(seq)
+            seq.leave_row()
+        seq.owner.sequences.remove(seq)
+        if not seq.owner.sequences:
+            del self._requests[seq.owner.request.request_id]
+
+    def take_released(self) -> tuple[RowRelease, ...]:
+        """Rows given back since the last call, with their final token counts."""
+        released, self._released = tuple(self._released), []
+        return released
+
+    def _release_row(self, seq: Sequence) -> None:
+        assert seq.row is not None
+        del self._running[seq.seq_id]
+        self._free_rows.append(seq.row)
+        self._released.append(RowRelease(seq.row, seq.num_known))
+
+    def _wait(self, seq: Sequence) -> None:
+        insort(self._waiting, seq, key=lambda other: (other.arrival, other.seq_id))

@@ -1,0 +1,195 @@
+"""Requests and their sequences, as the engine keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pegboard.engine.prefixes import Prefixes
+from pegboard.engine.stops import TextStream
+from pegboard.request import FinishReason, Request, TokenLogprob
+from pegboard.step import Int32
+
+_NEW_SLOTS = 64
+"""Least room for tokens that a sequence's buffer gets at a time."""
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request with a sequence that has not ended.
+
+    Attributes:
+        request: as it came.
+        arrival: seconds of the monotonic clock.
+        seed: the request's own, or the one drawn for it.
+        max_known: most tokens of a sequence, prompt included.
+        eos_ids: ids that end a sequence without being named as the reason.
+        stop_ids: ids that end a sequence, those included.
+        processors: logits processors' parameters.
+        sequences: those that have not ended.
+    """
+
+    request: Request
+    arrival: float
+    seed: int
+    max_known: int
+    eos_ids: frozenset[int]
+    stop_ids: frozenset[int]
+    processors: dict[str, dict[str, Any]]
+    sequences: list[Sequence] = field(default_factory=list)
+
+
+class Sequence:
+    """One sequence: the scheduler's view of it, and the engine's bookkeeping.
+
+    Attributes:
+        seq_id: unique in the engine; its owner name in the allocator.
+        owner: the request.
+        row: the worker's row; None while it waits.
+        num_known: tokens, prompt and output; all committed.
+        num_computed: known tokens whose KV is in place.
+        num_reserved: slots that the allocator made for later.
+        num_published, num_trimmed: tokens whose pages the prefix cache was told of, and that left
+            the window.
+        num_drafts, confidences: draft nodes that the row holds.
+        num_tried, num_accepted: draft depths compared and accepted so far.
+        num_cached_tokens: prompt tokens that a cache served at the first admission.
+        prompt_logprobs: collected until the first delta; None: not asked for, or handed out.
+        ended: why it ended; None while it goes on.
+        stop_reason: see `SequenceDelta`.
+        admitted_at, first_token_at, last_token_at: times; None: not yet.
+    """
+
+    __slots__ = (
+        "_prefixes",
+        "_tokens",
+        "admitted_at",
+        "arrival",
+        "confidences",
+        "ended",
+        "first_token_at",
+        "index",
+        "last_token_at",
+        "max_known",
+        "num_accepted",
+        "num_cached_tokens",
+        "num_computed",
+        "num_drafts",
+        "num_known",
+        "num_preemptions",
+        "num_prompt",
+        "num_published",
+        "num_reserved",
+        "num_tried",
+        "num_trimmed",
+        "owner",
+        "priority",
+        "prompt_logprobs",
+        "row",
+        "seq_id",
+        "stop_reason",
+        "tenant",
+        "text",
+    )
+
+    def __init__(
+        self, seq_id: int, owner: OpenRequest, index: int, text: TextStream, prefixes: Prefixes
+    ) -> None:
+        request = owner.request
+        self.seq_id = seq_id
+        self.owner = owner
+        self.index = index
+        self.arrival = owner.arrival
+        self.priority = request.priority
+        self.tenant = request.tenant
+        self.max_known = owner.max_known
+        self.text = text
+        self.num_prompt = self.num_known = len(request.prompt_token_ids)
+        self._tokens = np.empty(self.num_prompt + _NEW_SLOTS, np.int32)
+        self._tokens[: self.num_prompt] = request.prompt_token_ids
+        self._prefixes = prefixes
+        self.row: int | None = None
+        self.num_computed = self.num_reserved = self.num_published = self.num_trimmed = 0
+        self.num_drafts = self.num_tried = self.num_accepted = 0
+        self.confidences: Items[float] = ()
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None
+        if request.params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]
+        self.ended: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ended is not None
+
+    @property
+    def num_output(self) -> int:
+        return self.num_known - self.num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        return self.num_known - self.num_computed
+
+    @property
+    def max_tokens(self) -> int:
+        return self.max_known - self.num_prompt
+
+    @property
+    def num_cached(self) -> int:
+        return 0 if self.row is not None else self._prefixes.match(self).num_tokens
+
+    @property
+    def token_ids(self) -> Int32:
+        """int32 [num_known]. What it shows never changes."""
+        return self._tokens[: self.num_known]
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether logprobs of prompt tokens are still to come."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt
+
+    def take(self, token_ids: Items[int]) -> tuple[int, str]:
+        """Appends committed tokens one by one until one of them ends the sequence.
+
+        Returns:
+            How many were kept, and the text that may be shown now.
+        """
+        shown = ""
+        for count, token_id in enumerate(token_ids, start=1):
+            self._append(token_id)
+            if token_id in self.owner.stop_ids:
+                self.ended = "stop"
+                self.stop_reason = None if token_id in self.owner.eos_ids else token_id
+            else:
+                shown += self.text.add(token_id)
+                if self.num_known >= self.max_known:
+                    self.ended = "length"
+            if self.ended is not None:
+                shown += self.text.finish()
+            if self.text.stopped_by is not None:
+                self.ended, self.stop_reason = "stop", self.text.stopped_by
+            if self.ended is not None:
+                return count, shown
+        return len(token_ids), shown
+
+    def leave_row(self) -> None:
+        """Its row and KV are gone; what was computed is to be computed again."""
+        self.row = None
+        self.num_computed = self.num_reserved = self.num_published = self.num_trimmed = 0
+        self.num_drafts, self.confidences = 0, ()
+
+    def _append(self, token_id: int) -> None:
+        if self.num_known == len(self._tokens):
+            # A new buffer: arrays handed out before keep what they show.
+            room = max(_NEW_SLOTS, self.num_known // 2)
+            self._tokens = np.concatenate([self._tokens, np.empty(room, np.int32)])
+        self._tokens[self.num_known] = token_id
+        self.num_known += 1

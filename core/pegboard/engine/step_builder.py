@@ -1,0 +1,184 @@
+"""The step that a scheduler plans: it holds the truth and refuses what does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pegboard.engine.parts import EngineParts
+from pegboard.engine.prefixes import Prefixes
+from pegboard.engine.queue import Queue
+from pegboard.engine.sequence import Sequence
+from pegboard.interfaces.kv_allocator import Growth
+from pegboard.interfaces.prefix_cache import Hit
+from pegboard.interfaces.scheduler import SequenceView, StepBuilder
+from pegboard.interfaces.speculation_policy import DraftView
+
+
+@dataclass(slots=True)
+class Entry:
+    """What one sequence does in a step.
+
+    Attributes:
+        seq: the sequence.
+        start: tokens whose KV is in place before the step.
+        num_tokens: known tokens to compute.
+        samples: whether they end at the last known token.
+        verify, propose: draft nodes to check now, and to propose for the next step.
+        reserved: slots in all that were made for later; 0: none.
+        growth: new table entries and copies.
+        hit: pages that a newly admitted sequence begins with; None: it ran already.
+    """
+
+    seq: Sequence
+    start: int
+    num_tokens: int
+    samples: bool
+    verify: int
+    propose: int
+    reserved: int
+    growth: Growth
+    hit: Hit | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A planned step, in force: queue and allocator agree with it.
+
+    Attributes:
+        entries: in the order of the batch's rows.
+        num_preempted: sequences preempted for it.
+    """
+
+    entries: tuple[Entry, ...]
+    num_preempted: int
+
+
+class PlannedStep(StepBuilder):
+    """One step's plan. Only the allocator knows of it before `apply`, inside its transaction, so a
+    scheduler that raises leaves nothing behind."""
+
+    def __init__(self, parts: EngineParts, queue: Queue, prefixes: Prefixes) -> None:
+        self._allocator = parts.allocator
+        self._policy = parts.policy
+        self._max_drafts = parts.num_speculative_tokens
+        self._queue = queue
+        self._prefixes = prefixes
+        self._entries: dict[int, Entry] = {}
+        self._preempted: dict[int, Sequence] = {}
+        self._num_tokens_left = parts.max_num_batched_tokens
+        self._num_rows_left = queue.num_free_rows
+
+    @property
+    def num_tokens_left(self) -> int:
+        return self._num_tokens_left
+
+    @property
+    def num_rows_left(self) -> int:
+        return self._num_rows_left
+
+    def add(self, seq: SequenceView, num_tokens: int, reserve: int = 0) -> bool:
+        seq_id = seq.seq_id
+        known = self._queue.sequence(seq_id)
+        if known is None or seq_id in self._entries or seq_id in self._preempted:
+            return False
+        if self._num_tokens_left < 1 or num_tokens < 1:
+            return False
+        if known.row is None:
+            return self._admit(known, num_tokens, reserve)
+        return self._schedule(known, num_tokens, reserve, None)
+
+    def preempt(self, seq: SequenceView) -> bool:
+        known = self._queue.sequence(seq.seq_id)
+        if known is None or known is self._protected():
+            return False
+        entry = self._entries.get(known.seq_id)
+        if entry is None and (known.row is None or known.seq_id in self._preempted):
+            return False
+        if entry is not None:
+            del self._entries[known.seq_id]
+            self._num_tokens_left += entry.num_tokens + entry.verify
+        if known.row is not None:
+            self._preempted[known.seq_id] = known
+        self._allocator.release(known.seq_id)
+        self._num_rows_left += 1
+        return True
+
+    def apply(self, now: float) -> Plan:
+        """Puts the plan in force: rows change hands, sequences begin where their entries say."""
+        for seq in self._preempted.values():
+            self._queue.preempt(seq)
+        entries = tuple(self._entries.values())
+        admitted = [entry for entry in entries if entry.hit is not None]
+        self._queue.admit([entry.seq for entry in admitted])
+        for entry in admitted:
+            seq = entry.seq
+            seq.num_computed = seq.num_published = entry.start
+            if seq.admitted_at is None:
+                seq.admitted_at = now
+                seq.num_cached_tokens = min(entry.start, seq.num_prompt)
+        for entry in entries:
+            if entry.reserved > entry.seq.num_reserved:
+                entry.seq.num_reserved = entry.reserved
+        return Plan(entries, len(self._preempted))
+
+    def _admit(self, seq: Sequence, num_tokens: int, reserve: int) -> bool:
+        if self._num_rows_left < 1:
+            return False
+        hit = self._prefixes.match(seq)
+        if hit.num_tokens:
+            self._prefixes.adopt(seq, hit)
+        if not self._schedule(seq, num_tokens, reserve, hit):
+            self._allocator.release(seq.seq_id)
+            return False
+        self._num_rows_left -= 1
+        return True
+
+    def _schedule(self, seq: Sequence, num_tokens: int, reserve: int, hit: Hit | None) -> bool:
+        start = seq.num_computed if hit is None else hit.num_tokens
+        num_pending = seq.num_known - start
+        num_tokens = min(num_tokens, num_pending, self._num_tokens_left)
+        samples = num_tokens == num_pending
+        end = start + num_tokens
+        if reserve:
+            # The last token of a sequence is never computed, so it needs no slot.
+            reserve = max(0, min(reserve, seq.max_known - 1 - end))
+        verify = propose = 0
+        if samples and self._max_drafts:
+            verify, propose = self._speculate(seq, self._num_tokens_left - num_tokens)
+        growth = self._allocator.grow(seq.seq_id, end, max(verify, reserve))
+        if growth is None and verify > reserve:
+            verify = 0
+            growth = self._allocator.grow(seq.seq_id, end, reserve)
+        if growth is None:
+            return False
+        reserved = end + reserve if reserve else 0
+        self._entries[seq.seq_id] = Entry(
+            seq, start, num_tokens, samples, verify, propose, reserved, growth, hit
+        )
+        self._num_tokens_left -= num_tokens + verify
+        return True
+
+    def _speculate(self, seq: Sequence, num_tokens_left: int) -> tuple[int, int]:
+        """Draft nodes to verify now and to propose next, as the policy says and as can be of use."""
+        num_left = seq.max_known - seq.num_known
+        view = DraftView(
+            seq.seq_id,
+            seq.num_drafts,
+            seq.confidences,
+            seq.num_tried,
+            seq.num_accepted,
+            num_left,
+        )
+        verify = 0
+        if seq.num_drafts:
+            most = min(seq.num_drafts, num_left - 1, num_tokens_left)
+            verify = max(0, min(self._policy.verify(view), most))
+        # This step brings a token, and the next one of its own beside the drafts.
+        most = min(self._max_drafts, num_left - 2)
+        return verify, max(0, min(self._policy.propose(view), most)) if most > 0 else 0
+
+    def _protected(self) -> Sequence | None:
+        """The oldest of the highest class: it only ever grows, so that something always ends."""
+        running = [seq for seq in self._queue.running if seq.seq_id not in self._preempted]
+        running += [entry.seq for entry in self._entries.values() if entry.hit is not None]
+        return min(running, key=lambda seq: (seq.priority, seq.arrival, seq.seq_id), default=None)

@@ -1,0 +1,1 @@
+"""Decoders by configuration: described without torch, built with it, a file a family."""

@@ -1,0 +1,277 @@
+"""The layers that decoders are made of, and the builder that reads their weights.
+
+A layer joins a kernel with a weight in that kernel's own layout. `LayerBuilder` reads the tensors of
+a checkpoint as layers are built, one at a time, so that no two copies of a model are in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
+from typing import Any, cast
+
+import torch
+from torch.nn import functional as F
+
+from pegboard.errors import CheckpointError
+from pegboard.interfaces.attention import AttentionBackend, RotaryTable
+from pegboard.interfaces.checkpoint import CheckpointSource
+from pegboard.interfaces.kernel import (
+    Kernel,
+    LinearKernel,
+    PackedWeight,
+    RMSNormKernel,
+    SiluMulKernel,
+)
+from pegboard.interfaces.model import ModelShape, ParameterShape
+from pegboard.interfaces.quantizer import LinearWeight, Quantizer, Scheme, WeightSpec
+from pegboard.models.rope import rotary_table
+
+DTYPES: dict[str, torch.dtype] = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+"""Activation dtypes by the names that configs use."""
+
+
+class Linear:
+    """y = x·Wᵀ + bias."""
+
+    def __init__(
+        self, kernel: LinearKernel, weight: PackedWeight, bias: torch.Tensor | None
+    ) -> None:
+        self.kernel = kernel
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [num_rows, in_features] -> [num_rows, out_features], both in the activation dtype."""
+        y = self.kernel.linear(x, self.weight)
+        return y if self.bias is None else y + self.bias
+
+
+class Embedding:
+    """Rows of a weight by token id.
+
+    Args:
+        gather: int64 [num_tokens] -> [num_tokens, hidden_size] in the activation dtype.
+    """
+
+    def __init__(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.gather = gather
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids: int64 [num_tokens] -> [num_tokens, hidden_size], a new tensor."""
+        return self.gather(token_ids)
+
+
+class RMSNorm:
+    """x / sqrt(mean(x²) + eps) * weight over the last axis (arXiv 1910.07467)."""
+
+    def __init__(self, kernel: RMSNormKernel, weight: torch.Tensor, eps: float) -> None:
+        self.kernel = kernel
+        self.weight = weight
+        self.eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., n] in the activation dtype -> the same shape."""
+        return self.kernel.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(x + residual), x + residual). `x` and `residual` are void afterwards."""
+        return self.kernel.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class Rotary:
+    """A model's rotary embedding: one table, shared by its layers."""
+
+    def __init__(self, table: RotaryTable) -> None:
+        self.table = table
+
+
+class Attention:
+    """One decoder layer's attention over paged KV; `rotary` None: no rotation."""
+
+    def __init__(self, backend: AttentionBackend, layer: int, rotary: Rotary | None) -> None:
+        self.backend = backend
+        self.layer = layer
+        self.table = None if rotary is None else rotary.table
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Rotates, writes k and v into the KV pages, attends.
+
+        q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim], all before
+        rotation -> [num_tokens, num_heads * head_dim].
+        """
+        return self.backend.forward(self.layer, q, k, v, self.table).flatten(1)
+
+
+@dataclass(frozen=True)
+class LayerBuilder:
+    """What a model's factory gets: makes layers and reads their weights.
+
+    Attributes:
+        shape: the model.
+        source: the open checkpoint.
+        quantizer: decides how each weight is stored.
+        linear_kernels: by weight format, for operation `linear`.
+        kernels: by operation, for the others.
+        attention: the worker's attention backend.
+        dtype: activation dtype, a key of `DTYPES`.
+        device: where the weights go, `cpu` or `cuda`.
+        on_tensor: told each tensor's name as it is read.
+        max_positions: positions that rotary tables cover; None: the model's whole context.
+    """
+
+    shape: ModelShape
+    source: CheckpointSource
+    quantizer: Quantizer
+    linear_kernels: Mapping[str, LinearKernel]
+    kernels: Mapping[str, Kernel]
+    attention: AttentionBackend
+    dtype: str
+    device: str
+    on_tensor: Callable[[str], None]
+    max_positions: int | None = None
+    _heads: dict[str, Linear] = field(default_factory=dict, init=False, repr=False)
+
+    def linear(self, name: str) -> Linear:
+        """The linear layer of that name, with its bias where the shape has one.
+
+        Raises:
+            CheckpointError: a tensor that is missing or wrong, or a format without a kernel.
+        """
+        spec, scheme = self._scheme(name)
+        kernel = self._linear_kernel(scheme, name)
+        weight = kernel.prepare(self._load(spec, scheme))
+        bias = f"{name}.bias"
+        return Linear(kernel, weight, self._vector(bias) if bias in self._parameters else None)
+
+    def embedding(self, name: str) -> Embedding:
+        """The embedding of that name. Its weight is shared with a head of the same name where the
+        kernel serves both uses; else the embedding keeps a plain copy of its own.
+
+        Raises:
+            CheckpointError: as `linear`.
+        """
+        spec, scheme = self._scheme(name)
+        kernel = self._linear_kernel(scheme, name)
+        if kernel.gathers or self.shape.tied_embeddings:
+            packed = kernel.prepare(self._load(spec, scheme))
+            self._heads[name] = Linear(kernel, packed, None)
+            if kernel.gathers:
+                return Embedding(partial(kernel.gather_rows, packed))
+        rows = scheme.dequantize(self._stored(spec, scheme)).to(self._torch_device, self._dtype)
+        return Embedding(lambda token_ids: F.embedding(token_ids, rows))
+
+    def head(self, name: str) -> Linear:
+        """The output head: hidden states to logits. A tied one is asked for by the name of the
+        embedding, after it.
+
+        Raises:
+            CheckpointError: as `linear`.
+        """
+        return self._heads[name] if name in self._heads else self.linear(name)
+
+    def norm(self, name: str) -> RMSNorm:
+        """The RMSNorm of that name.
+
+        Raises:
+            CheckpointError: its weight is missing or wrong.
+        """
+        kernel = cast(RMSNormKernel, self.kernels["rms_norm"])
+        return RMSNorm(kernel, self._vector(f"{name}.weight"), self.shape.norm_eps)
+
+    def rotary(self) -> Rotary:
+        """The model's rotary embedding; make one and share it."""
+        num_positions = self.max_positions or self.shape.max_position
+        table = rotary_table(self.shape.rope, num_positions, self._dtype, self._torch_device)
+        return Rotary(table)
+
+    def attention_layer(self, layer: int, rotary: Rotary | None) -> Attention:
+        """Attention of one decoder layer."""
+        return Attention(self.attention, layer, rotary)
+
+    def silu_mul(self) -> SiluMulKernel:
+        """The gated MLP's activation, silu(gate) * up."""
+        return cast(SiluMulKernel, self.kernels["silu_mul"])
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    @property
+    def _torch_device(self) -> torch.device:
+        return torch.device(self.device)
+
+    @cached_property
+    def _parameters(self) -> dict[str, ParameterShape]:
+        return {parameter.name: parameter for parameter in self.shape.parameters}
+
+    def _scheme(self, name: str) -> tuple[WeightSpec, Scheme]:
+        parameter = self._parameters[f"{name}.weight"]
+        out_features, in_features = parameter.shape
+        spec = WeightSpec(name, (out_features, in_features), parameter.kind)
+        return spec, self.quantizer.scheme(spec)
+
+    def _linear_kernel(self, scheme: Scheme, name: str) -> LinearKernel:
+        if scheme.format not in self.linear_kernels:
+            raise CheckpointError(
+                f"weight of {name}",
+                f"format {scheme.format!r} has no linear kernel here",
+                allowed=", ".join(self.linear_kernels),
+            )
+        return self.linear_kernels[scheme.format]
+
+    def _load(self, spec: WeightSpec, scheme: Scheme) -> LinearWeight:
+        """The canonical weight, on the device, in memory of its own."""
+        stored = self._stored(spec, scheme)
+        weight = scheme.load(stored)
+        if weight.shape != spec.shape:
+            raise _misshapen(f"{spec.name}.weight", weight.shape, spec.shape)
+        own = partial(_own, device=self._torch_device, stored=stored.values())
+        values = {item.name: getattr(weight, item.name) for item in fields(weight)}
+        tensors: dict[str, Any] = {
+            name: own(value) for name, value in values.items() if isinstance(value, torch.Tensor)
+        }
+        return replace(weight, **tensors)
+
+    def _stored(self, spec: WeightSpec, scheme: Scheme) -> dict[str, torch.Tensor]:
+        names = [parameter.name for parameter in scheme.parameters]
+        return {name: self._read(f"{spec.name}.{name}") for name in names}
+
+    def _vector(self, name: str) -> torch.Tensor:
+        """A norm's weight or a bias, in the activation dtype."""
+        tensor = self._read(name)
+        shape = self._parameters[name].shape
+        if tuple(tensor.shape) != shape:
+            raise _misshapen(name, tuple(tensor.shape), shape)
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"tensor {name}", f"{tensor.dtype}", allowed="a floating type")
+        return _own(tensor.to(self._dtype), self._torch_device, [tensor])
+
+    def _read(self, name: str) -> torch.Tensor:
+        tensor = self.source.read(name)
+        self.on_tensor(name)
+        return tensor
+
+
+def _own(
+    tensor: torch.Tensor, device: torch.device, stored: Iterable[torch.Tensor]
+) -> torch.Tensor:
+    """The tensor on the device, copied where it is a view of the checkpoint's mapped file: one that
+    is rewritten must not reach into a running model."""
+    mapped = {other.untyped_storage().data_ptr() for other in stored}
+    return tensor.to(device, copy=tensor.untyped_storage().data_ptr() in mapped)
+
+
+def _misshapen(name: str, was: tuple[int, ...], allowed: tuple[int, ...]) -> CheckpointError:
+    return CheckpointError(
+        f"tensor {name}",
+        f"shape {list(was)}",
+        allowed=f"{list(allowed)}",
+        fix="config and weights are of different models: get both from one checkpoint",
+    )

@@ -1,0 +1,78 @@
+"""Makes a running worker of its parts: weights loaded, KV allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from pegboard.interfaces.attention import AttentionBackend
+from pegboard.interfaces.drafter import Drafter
+from pegboard.interfaces.kernel import SampleKernel
+from pegboard.interfaces.kv import KVGroup
+from pegboard.interfaces.model import Model
+from pegboard.models.layers import LayerBuilder
+from pegboard.runner import kv_tensors
+from pegboard.runner.parts import WorkerParts
+from pegboard.runner.processor_chain import ProcessorChain
+from pegboard.runner.rows import Rows
+from pegboard.runner.sampling import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Everything that a step runs on."""
+
+    device: torch.device
+    groups: tuple[KVGroup, ...]
+    attention: AttentionBackend
+    drafter: Drafter
+    model: Model
+    kv: Sequence[kv_tensors.LayerKV]
+    rows: Rows
+    processors: ProcessorChain
+    sampler: Sampler
+
+
+def load(parts: WorkerParts) -> Loaded:
+    """Loads a worker's parts.
+
+    Raises:
+        CheckpointError: a weight cannot be loaded.
+    """
+    torch.set_num_threads(parts.num_threads)
+    device = torch.device(parts.device)
+    model = parts.build_model(_layer_builder(parts))
+    kv = kv_tensors.allocate(parts.groups, parts.num_blocks, parts.layouts, device)
+    parts.attention.bind(kv)
+    rows = Rows(parts.max_num_seqs, parts.max_model_len, parts.shape.vocab_size, parts.groups)
+    processors = ProcessorChain(parts.processors, rows, parts.max_num_seqs)
+    sample = cast(SampleKernel, parts.kernels["sample"])
+    return Loaded(
+        device=device,
+        groups=parts.groups,
+        attention=parts.attention,
+        drafter=parts.drafter,
+        model=model,
+        kv=kv,
+        rows=rows,
+        processors=processors,
+        sampler=Sampler(model, sample, processors, rows),
+    )
+
+
+def _layer_builder(parts: WorkerParts) -> LayerBuilder:
+    return LayerBuilder(
+        shape=parts.shape,
+        source=parts.source,
+        quantizer=parts.quantizer,
+        linear_kernels=parts.linear_kernels,
+        kernels=parts.kernels,
+        attention=parts.attention,
+        dtype=parts.dtype,
+        device=parts.device,
+        on_tensor=parts.on_tensor,
+        max_positions=parts.max_model_len,
+    )

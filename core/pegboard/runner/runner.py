@@ -1,0 +1,150 @@
+"""The worker: a model, its KV tensors, its rows, and the step that runs over them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pegboard.errors import EngineError
+from pegboard.interfaces.executor import Worker
+from pegboard.runner import kv_tensors
+from pegboard.runner.drafting import observe, redraft, starts
+from pegboard.runner.inputs import StepInputs, attention_batch, build_inputs
+from pegboard.runner.loading import Loaded, load
+from pegboard.runner.parts import WorkerParts
+from pegboard.runner.verification import Accepted, accept, moves
+from pegboard.step import GroupUpdate, Int32, StepBatch, StepResult
+
+
+class Runner(Worker):
+    """Runs steps on one device. What it holds is freed when it is closed."""
+
+    def __init__(self, parts: WorkerParts) -> None:
+        self._parts: WorkerParts | None = parts
+        self._loaded: Loaded | None = None
+
+    def start(self) -> None:
+        """Loads weights, allocates KV.
+
+        Raises:
+            CheckpointError: a weight cannot be loaded.
+        """
+        if self._parts is None:
+            raise EngineError("the worker was closed")
+        self._loaded = load(self._parts)
+
+    @torch.inference_mode()
+    def execute(self, batch: StepBatch) -> StepResult:
+        """Runs one step: rows, forward, sampling, verification, drafts.
+
+        Raises:
+            EngineError: host and worker disagree, or the drafter broke its contract.
+        """
+        on = self._running()
+        times = [time.perf_counter()]
+        _update_rows(on, batch)
+        inputs = build_inputs(on.rows, batch)
+        hidden, taps = _forward(on, inputs, batch.taps)
+        times.append(time.perf_counter())
+
+        prompt_logprobs = on.sampler.prompt_logprobs(hidden, inputs)
+        sampled = on.sampler.sample(hidden, inputs)
+        accepted = accept(inputs, sampled.token_ids, sampled.usable)
+        logprobs = on.sampler.logprobs(inputs, sampled, accepted)
+        _compact(on, inputs, accepted)
+        on.rows.commit(batch.rows, accepted.token_ids, accepted.num_committed)
+        times.append(time.perf_counter())
+
+        redraft(on.drafter, observe(batch, inputs, accepted, taps), on.rows.drafts)
+        times.append(time.perf_counter())
+        forward_s, sampling_s, drafting_s = np.diff(times).tolist()
+        return StepResult(
+            step_id=batch.step_id,
+            offsets=starts(accepted.num_committed),
+            token_ids=accepted.committed(),
+            num_accepted=accepted.num_accepted.astype(np.int32),
+            num_tried=accepted.num_tried.astype(np.int32),
+            num_drafts=on.rows.drafts.counts[batch.rows],
+            confidences=on.rows.drafts.confidences_of(batch.rows),
+            parents=on.rows.drafts.parents_of(batch.rows),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            failed=sampled.failed,
+            forward_s=forward_s,
+            sampling_s=sampling_s,
+            drafting_s=drafting_s,
+        )
+
+    def call(self, method: str) -> Any:
+        """Answers `memory`: bytes by ledger entry, as far as the worker knows them.
+
+        Raises:
+            EngineError: any other question.
+        """
+        if method != "memory":
+            raise EngineError(f"worker: unknown question {method!r}; allowed: memory")
+        return {"kv": kv_tensors.num_bytes(self._running().kv)}
+
+    def close(self) -> None:
+        if self._parts is not None:
+            self._parts.source.close()
+        self._loaded = None
+        self._parts = None
+        torch.cuda.empty_cache()
+
+    def _running(self) -> Loaded:
+        if self._loaded is None:
+            raise EngineError("the worker is not running")
+        return self._loaded
+
+
+def _update_rows(on: Loaded, batch: StepBatch) -> None:
+    """Releases, admissions, pages, drafts of the host: in this order, as the batch says."""
+    for release in batch.released:
+        on.drafter.release(release.row, release.num_tokens)
+        on.processors.release(release.row)
+        on.rows.release(release.row)
+    for admission in batch.admitted:
+        on.rows.admit(admission)
+        on.processors.admit(admission.row, admission.processors)
+        on.drafter.admit(admission.row, admission.token_ids)
+    for update in batch.groups:
+        on.rows.check_encoding(update)
+        _copy_pages(on, update)
+        on.rows.update_tables(update)
+    if batch.drafts is not None:
+        on.rows.drafts.put(batch.drafts)
+
+
+def _copy_pages(on: Loaded, update: GroupUpdate) -> None:
+    if len(update.copy_from):
+        source, target = (_index(on, pages) for pages in (update.copy_from, update.copy_to))
+        on.attention.copy_blocks(update.group, source, target)
+
+
+def _forward(
+    on: Loaded, inputs: StepInputs, taps: tuple[int, ...]
+) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """Final hidden states [num_tokens, hidden_size], and the tapped ones by layer."""
+    on.attention.prepare(attention_batch(inputs, on.rows, on.groups, on.device))
+    return on.model.forward(_index(on, inputs.token_ids), _index(on, inputs.positions), taps)
+
+
+def _compact(on: Loaded, inputs: StepInputs, accepted: Accepted) -> None:
+    """Moves the KV of accepted tree nodes right behind the known tokens."""
+    row, source, target = moves(inputs, accepted)
+    if not len(row):
+        return
+    rows = inputs.rows[row]
+    for group in range(len(on.groups)):
+        from_slots = _index(on, on.rows.slots(group, rows, source))
+        on.attention.move_slots(group, from_slots, _index(on, on.rows.slots(group, rows, target)))
+
+
+def _index(on: Loaded, values: NDArray[np.int64] | Int32) -> torch.Tensor:
+    """Integers as an int64 tensor on the device."""
+    return torch.from_numpy(values.astype(np.int64)).to(on.device)

@@ -1,0 +1,131 @@
+"""From hidden states to tokens: logits, processors, the sample kernel; logprobs on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pegboard.interfaces.kernel import SampleKernel, SampleRows
+from pegboard.interfaces.model import Model
+from pegboard.runner import logprobs
+from pegboard.runner.inputs import StepInputs
+from pegboard.runner.processor_chain import ProcessorChain
+from pegboard.runner.rows import Rows
+from pegboard.runner.verification import Accepted
+from pegboard.step import Bool, Logprobs
+
+Int64 = NDArray[np.int64]
+
+_PROMPT_POSITIONS = 128
+"""Prompt positions whose logits exist at a time: a vocabulary of floats each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The target's own token at each of L logit rows.
+
+    Attributes:
+        token_ids: int64 [L].
+        usable: bool [L], False where a processor failed.
+        failed: row to a line, for rows whose request ends.
+        raw_logits: float32 [W, vocab_size], unprocessed, of the logit rows that want logprobs.
+        raw_index: int64 [L], where a logit row's are; void for others.
+    """
+
+    token_ids: Int64
+    usable: Bool
+    failed: dict[int, str]
+    raw_logits: torch.Tensor
+    raw_index: Int64
+
+
+class Sampler:
+    """Samples after the tokens that a step's inputs name."""
+
+    def __init__(
+        self, model: Model, kernel: SampleKernel, processors: ProcessorChain, rows: Rows
+    ) -> None:
+        self._model = model
+        self._kernel = kernel
+        self._processors = processors
+        self._rows = rows
+
+    def sample(self, hidden: torch.Tensor, inputs: StepInputs) -> Sampled:
+        """hidden: [num_tokens, hidden_size], the step's final hidden states."""
+        device = hidden.device
+        at = torch.from_numpy(inputs.logit_tokens).to(device)
+        # A step of unfinished prompts has none; kernels need not bear empty ones.
+        logits = self._model.logits(hidden[at]) if len(at) else hidden.new_zeros((0, 1))
+        wants = self._rows.num_logprobs[inputs.rows[inputs.logit_owner]] >= 0
+        raw = logits[torch.from_numpy(np.flatnonzero(wants)).to(device)]
+        processed = self._processors.apply(logits, inputs)
+        tokens = np.zeros(0, dtype=np.int64)
+        if len(at):
+            tokens = self._kernel.sample(logits, self._parameters(inputs, device)).cpu().numpy()
+        return Sampled(
+            token_ids=tokens,
+            usable=processed.usable,
+            failed=processed.failed,
+            raw_logits=raw,
+            raw_index=np.cumsum(wants) - 1,
+        )
+
+    def logprobs(self, inputs: StepInputs, sampled: Sampled, accepted: Accepted) -> Logprobs | None:
+        """Logprobs of the committed tokens, for rows that asked; None when none did."""
+        num_top = self._rows.num_logprobs[inputs.rows]
+        counts = np.where(num_top >= 0, accepted.num_committed, 0)
+        if not counts.any():
+            return None
+        wanted = np.arange(accepted.token_ids.shape[1]) < counts[:, None]
+        raw_rows = torch.from_numpy(sampled.raw_index[accepted.logit_rows[wanted]])
+        token_ids = torch.from_numpy(accepted.token_ids[wanted].astype(np.int64))
+        device = sampled.raw_logits.device
+        part = logprobs.entries(
+            sampled.raw_logits[raw_rows.to(device)],
+            token_ids.to(device),
+            int(num_top[counts > 0].max()),
+        )
+        return logprobs.join([part], counts)
+
+    def prompt_logprobs(self, hidden: torch.Tensor, inputs: StepInputs) -> Logprobs | None:
+        """Logprobs of the prompt tokens that this step's chunks predict; None when none are asked.
+
+        The token at position p + 1 is predicted from the logits at p.
+        """
+        rows = inputs.rows[inputs.owner]
+        num_top = self._rows.num_prompt_logprobs[rows]
+        following = inputs.num_computed[inputs.owner] + inputs.local + 1
+        wanted = (num_top >= 0) & (inputs.local < inputs.num_chunk[inputs.owner])
+        wanted &= following < self._rows.num_prompt[rows]
+        at = np.flatnonzero(wanted)
+        if not len(at):
+            return None
+        token_ids = self._rows.token_ids[rows[at], following[at]].astype(np.int64)
+        parts = []
+        for first in range(0, len(at), _PROMPT_POSITIONS):
+            piece = slice(first, first + _PROMPT_POSITIONS)
+            logits = self._model.logits(hidden[torch.from_numpy(at[piece]).to(hidden.device)])
+            targets = torch.from_numpy(token_ids[piece]).to(hidden.device)
+            parts.append(logprobs.entries(logits, targets, int(num_top[at].max())))
+        return logprobs.join(parts, np.bincount(inputs.owner[at], minlength=len(inputs.rows)))
+
+    def _parameters(self, inputs: StepInputs, device: torch.device) -> SampleRows:
+        table = self._rows
+        rows = inputs.rows[inputs.logit_owner]
+        positions = inputs.positions[inputs.logit_tokens] + 1
+
+        def tensor(values: NDArray[np.generic]) -> torch.Tensor:
+            return torch.from_numpy(values).to(device)
+
+        return SampleRows(
+            temperature=tensor(table.temperature[rows]),
+            top_k=tensor(table.top_k[rows]),
+            top_p=tensor(table.top_p[rows]),
+            min_p=tensor(table.min_p[rows]),
+            seed=tensor(table.seed[rows].view(np.int64)),
+            position=tensor(positions),
+            index=tensor(table.index[rows]),
+        )

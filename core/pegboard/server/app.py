@@ -1,0 +1,191 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Literal
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from pegboard.config import ServerConfig
+from pegboard.server.call import Call
+from pegboard.server.chat import chat_call, chat_chunks, chat_reply
+from pegboard.server.completions import completion_call, completion_chunks, completion_reply
+from pegboard.server.engine_client import EngineClient
+from pegboard.server.failures import RETRY_AFTER, ApiError, install_handlers
+from pegboard.server.middleware import CountRequests, HttpMetrics, LimitBody, RequireKey
+from pegboard.server.protocol import ChatBody, CompletionBody
+from pegboard.server.replies import Chunk, ModelCard, ModelList
+from pegboard.server.served_model import ServedModel, TokenTexts
+from pegboard.server.stream import ClientGone, EventStream, while_connected
+from pegboard.server.submission import Submission
+
+State = Literal["loading", "ready", "draining", "dead"]
+
+Reply = Callable[[Call, Submission, TokenTexts], Coroutine[Any, Any, msgspec.Struct]]
+Chunks = Callable[[Call, Submission, TokenTexts], AsyncIterator[Chunk]]
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass
+class Service:
+    """What the routes work with.
+
+    Attributes:
+        draining: no new requests are taken, open ones may finish.
+    """
+
+    config: ServerConfig
+    model: ServedModel
+    engine: EngineClient
+    draining: bool = False
+    texts: TokenTexts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.texts = TokenTexts(self.model.tokenizer)
+
+    @property
+    def state(self) -> State:
+        if self.engine.failure is not None:
+            return "dead"
+        if self.draining:
+            return "draining"
+        return "loading" if self.engine.facts is None else "ready"
+
+    def check_ready(self) -> None:
+        """Raises ApiError 503 when no request can be taken now."""
+        reason = {
+            "loading": "the model is loading",
+            "draining": "the server is shutting down",
+            "dead": "the engine died",
+        }.get(self.state)
+        if reason is None and self.engine.num_queued >= self.config.limits.queue:
+            reason = "too many requests are waiting"
+        if reason is not None:
+            raise ApiError(503, reason, headers=RETRY_AFTER)
+
+    async def answer(self, http: Request, call: Call, reply: Reply) -> Response:
+        """Runs a call, and answers with all of it."""
+        submission = self.engine.submit(call.requests)
+        try:
+            answer = await while_connected(http, reply(call, submission, self.texts))
+            return _json(answer)
+        finally:
+            submission.close()
+
+    async def stream(self, http: Request, call: Call, chunks: Chunks) -> Response:
+        """Runs a call, and answers as it goes. A call that fails before its first token still gets
+        a status of its own."""
+        submission = self.engine.submit(call.requests)
+        try:
+            await while_connected(http, submission.first())
+        except BaseException:
+            submission.close()
+            raise
+        return EventStream(chunks(call, submission, self.texts), submission)
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application that serves a service."""
+    app = FastAPI(title="Pegboard", version=version("pegboard"), docs_url=None, redoc_url=None)
+    registry = CollectorRegistry()
+    _add_openai_routes(app, service)
+    _add_operator_routes(app, service, registry)
+    install_handlers(app)
+    app.add_exception_handler(ClientGone, _client_gone)
+    app.add_middleware(LimitBody, max_bytes=service.config.limits.body)
+    if service.config.api_keys:
+        app.add_middleware(RequireKey, keys=service.config.api_keys)
+    app.add_middleware(CountRequests, metrics=HttpMetrics(registry))
+    return app
+
+
+def _add_openai_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return _json(ModelList(data=[_card(service.model)]))
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        service.model.check_name(name)
+        return _json(_card(service.model))
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionBody, http: Request) -> Response:
+        service.check_ready()
+        call = await completion_call(body, service.model, service.config.limits, _tenant(http))
+        if body.stream:
+            return await service.stream(http, call, completion_chunks)
+        return await service.answer(http, call, completion_reply)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatBody, http: Request) -> Response:
+        service.check_ready()
+        call = await chat_call(body, service.model, service.config.limits, _tenant(http))
+        if body.stream:
+            return await service.stream(http, call, chat_chunks)
+        return await service.answer(http, call, chat_reply)
+
+
+def _add_operator_routes(app: FastAPI, service: Service, registry: CollectorRegistry) -> None:
+    age = Gauge(
+        "pegboard_engine_metrics_age_seconds",
+        "Since the engine's metrics below were made; NaN before the first",
+        registry=registry,
+    )
+    up = Gauge("pegboard_engine_up", "1 while the engine takes requests", registry=registry)
+
+    @app.get("/health")
+    async def health() -> Response:
+        """200 while the engine lives; load balancers want `/ready`."""
+        return _state(service.state, ("ready", "draining"))
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        return _state(service.state, ("ready",))
+
+    @app.get("/version")
+    async def version() -> Response:
+        return Response(
+            msgspec.json.encode({"version": app.version}), media_type="application/json"
+        )
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        engine = service.engine
+        up.set(service.state in ("ready", "draining"))
+        known = engine.metrics_time
+        age.set(float("nan") if known is None else time.monotonic() - known)
+        text = generate_latest(registry).decode() + engine.metrics
+        return Response(text, headers={"content-type": METRICS_TYPE})
+
+
+def _state(state: State, healthy: tuple[State, ...]) -> Response:
+    status = 200 if state in healthy else 503
+    body = msgspec.json.encode({"status": state})
+    return Response(body, status_code=status, media_type="application/json")
+
+
+def _tenant(http: Request) -> str:
+    return str(getattr(http.state, "tenant", ""))
+
+
+def _card(model: ServedModel) -> ModelCard:
+    return ModelCard(
+        id=model.name, created=model.created, root=model.root, max_model_len=model.max_model_len
+    )
+
+
+def _json(answer: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+async def _client_gone(_request: Request, _error: Exception) -> Response:
+    # Nobody reads it; the status is for the counters.
+    return Response(status_code=499)

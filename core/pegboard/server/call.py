@@ -1,0 +1,141 @@
+"""What the two kinds of completion share: from a body to requests, and the count of what came back."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pegboard.config import LimitsConfig
+from pegboard.errors import RequestError
+from pegboard.request import FinishReason, Request, SamplingParams, SequenceDelta, TokenLogprob
+from pegboard.server.protocol import GenerationBody
+from pegboard.server.replies import PromptTokensDetails, StopReason, Usage
+from pegboard.server.served_model import ServedModel
+from pegboard.server.submission import Submission
+
+
+@dataclass(frozen=True)
+class Call:
+    """One HTTP call on its way through the engine.
+
+    Attributes:
+        requests: one a prompt; choice `i * n + k` is sequence k of request i.
+    """
+
+    call_id: str
+    created: int
+    model: ServedModel
+    params: SamplingParams
+    requests: tuple[Request, ...]
+    include_usage: bool
+    return_token_ids: bool
+    _positions: dict[str, int] = field(default_factory=dict)
+
+    def choice_index(self, delta: SequenceDelta) -> int:
+        """The number of the delta's sequence among the call's choices."""
+        return self._positions[delta.request_id] * self.params.n + delta.index
+
+
+def make_call(
+    prefix: str,
+    body: GenerationBody,
+    model: ServedModel,
+    params: SamplingParams,
+    prompts: Sequence[tuple[int, ...]],
+    tenant: str,
+) -> Call:
+    """The call of a body whose prompts have been encoded; `prefix` begins its id."""
+    call_id = f"{prefix}-{uuid.uuid4().hex}"
+    requests = tuple(
+        Request(
+            request_id=f"{call_id}-{position}",
+            prompt_token_ids=prompt,
+            params=params,
+            priority=body.priority or 0,
+            tenant=tenant,
+        )
+        for position, prompt in enumerate(prompts)
+    )
+    return Call(
+        call_id=call_id,
+        created=int(time.time()),
+        model=model,
+        params=params,
+        requests=requests,
+        include_usage=body.include_usage,
+        return_token_ids=bool(body.return_token_ids),
+        _positions={request.request_id: i for i, request in enumerate(requests)},
+    )
+
+
+def check_limits(limits: LimitsConfig, params: SamplingParams, num_prompts: int) -> None:
+    """Raises RequestError naming a field that asks for more than the operator allows."""
+    for param, number, limit in (
+        ("prompt", num_prompts, min(limits.prompts, limits.queue)),
+        ("n", params.n, limits.n),
+        ("stop", len(params.stop), limits.stop),
+    ):
+        if number > limit:
+            raise RequestError(param, f"{number} of them", allowed=f"at most {limit}")
+
+
+class Tally:
+    """Counts the tokens of a call's deltas."""
+
+    def __init__(self, call: Call) -> None:
+        self._num_prompt_tokens = sum(len(r.prompt_token_ids) for r in call.requests)
+        self._num_cached_tokens: dict[str, int] = {}
+        self._num_output_tokens: dict[tuple[str, int], int] = {}
+
+    def add(self, delta: SequenceDelta) -> None:
+        if delta.index == 0:
+            self._num_cached_tokens[delta.request_id] = delta.num_cached_tokens
+        self._num_output_tokens[delta.request_id, delta.index] = delta.num_output_tokens
+
+    def usage(self) -> Usage:
+        completion = sum(self._num_output_tokens.values())
+        return Usage(
+            prompt_tokens=self._num_prompt_tokens,
+            completion_tokens=completion,
+            total_tokens=self._num_prompt_tokens + completion,
+            prompt_tokens_details=PromptTokensDetails(sum(self._num_cached_tokens.values())),
+        )
+
+
+@dataclass
+class Answer:
+    """One sequence's deltas, joined."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason = "stop"
+    stop_reason: StopReason = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def add(self, delta: SequenceDelta) -> None:
+        self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs or ())
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
+
+
+async def gather(call: Call, submission: Submission) -> tuple[list[Answer], Usage]:
+    """Waits for all of a call's sequences; the answers are in order of the choices.
+
+    Raises:
+        PegboardError: one of them failed.
+    """
+    answers = [Answer() for _ in range(len(call.requests) * call.params.n)]
+    tally = Tally(call)
+    async for delta in submission:
+        answers[call.choice_index(delta)].add(delta)
+        tally.add(delta)
+    return answers, tally.usage()

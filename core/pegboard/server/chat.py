@@ -1,0 +1,118 @@
+"""`/v1/chat/completions`: a body to a call, and what the engine brings to its answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from msgspec import UNSET
+
+from pegboard.config import LimitsConfig
+from pegboard.request import SequenceDelta, TokenLogprob
+from pegboard.server.call import Call, Tally, check_limits, gather, make_call
+from pegboard.server.logprobs import chat_logprobs
+from pegboard.server.protocol import ChatBody
+from pegboard.server.replies import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatReplyMessage,
+    Usage,
+)
+from pegboard.server.served_model import ServedModel, TokenTexts
+from pegboard.server.submission import Submission
+
+
+async def chat_call(body: ChatBody, model: ServedModel, limits: LimitsConfig, tenant: str) -> Call:
+    """The call of a body.
+
+    Raises:
+        UserError, ApiError: it cannot be honoured.
+    """
+    model.check_name(body.model)
+    params = body.sampling_params()
+    check_limits(limits, params, 1)
+    prompt = await model.encode_chat([message.for_template() for message in body.messages])
+    model.check_length("messages", len(prompt), params.max_tokens)
+    return make_call("chatcmpl", body, model, params, [prompt], tenant)
+
+
+async def chat_reply(call: Call, submission: Submission, texts: TokenTexts) -> ChatCompletion:
+    """The whole answer, when all sequences have ended."""
+    answers, usage = await gather(call, submission)
+    choices = [
+        ChatChoice(
+            index=index,
+            message=ChatReplyMessage(content=answer.text),
+            logprobs=_logprobs(call, tuple(answer.logprobs), texts),
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            token_ids=tuple(answer.token_ids) if call.return_token_ids else UNSET,
+        )
+        for index, answer in enumerate(answers)
+    ]
+    return ChatCompletion(
+        id=call.call_id,
+        created=call.created,
+        model=call.model.name,
+        system_fingerprint=call.model.fingerprint,
+        choices=choices,
+        usage=usage,
+    )
+
+
+async def chat_chunks(
+    call: Call, submission: Submission, texts: TokenTexts
+) -> AsyncIterator[ChatChunk]:
+    """The answer in chunks: each choice's role, its texts, its finish reason."""
+    for index in range(call.params.n):
+        opening = ChatDelta(role="assistant", content="")
+        yield _chunk(call, [ChatChunkChoice(index=index, delta=opening)])
+    tally = Tally(call)
+    async for delta in submission:
+        tally.add(delta)
+        if delta.text or delta.logprobs or (call.return_token_ids and delta.token_ids):
+            yield _chunk(call, [_content(call, delta, texts)])
+        if delta.finish_reason is not None:
+            yield _chunk(call, [_finish(delta)])
+    if call.include_usage:
+        yield _chunk(call, [], tally.usage())
+
+
+def _content(call: Call, delta: SequenceDelta, texts: TokenTexts) -> ChatChunkChoice:
+    return ChatChunkChoice(
+        index=delta.index,
+        delta=ChatDelta(content=delta.text),
+        logprobs=_logprobs(call, delta.logprobs or (), texts),
+        token_ids=delta.token_ids if call.return_token_ids else UNSET,
+    )
+
+
+def _finish(delta: SequenceDelta) -> ChatChunkChoice:
+    return ChatChunkChoice(
+        index=delta.index,
+        delta=ChatDelta(),
+        finish_reason=delta.finish_reason,
+        stop_reason=delta.stop_reason,
+    )
+
+
+def _logprobs(
+    call: Call, entries: tuple[TokenLogprob, ...], texts: TokenTexts
+) -> ChatLogprobs | None:
+    if call.params.logprobs is None:
+        return None
+    return chat_logprobs(entries, texts)
+
+
+def _chunk(call: Call, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:
+    return ChatChunk(
+        id=call.call_id,
+        created=call.created,
+        model=call.model.name,
+        system_fingerprint=call.model.fingerprint,
+        choices=choices,
+        usage=UNSET if usage is None else usage,
+    )

@@ -1,0 +1,217 @@
+"""The server's side of the engine's process: it starts it, talks to it, and notices its death."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+
+import zmq
+import zmq.asyncio
+
+from pegboard.errors import EngineDied, EngineError, PegboardError, UserError
+from pegboard.request import Request
+from pegboard.server.messages import (
+    Abort,
+    Add,
+    Deltas,
+    Failed,
+    FromEngine,
+    Ready,
+    Refused,
+    Start,
+    Status,
+    Stop,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
+from pegboard.server.submission import Submission
+
+STOP_S = 10.0
+"""How long the engine's process may take to close before it is killed."""
+
+logger = logging.getLogger("pegboard.server")
+
+
+class EngineClient:
+    """One engine process.
+
+    Attributes:
+        facts: what the engine said when it was ready; None until then.
+        metrics: its last metrics text, and `metrics_time` (monotonic seconds) when that came.
+    """
+
+    def __init__(self, start: Start, command: Sequence[str] = ()) -> None:
+        """
+        Args:
+            start: the config to build the engine of.
+            command: argv of a process that speaks `messages`; the socket's address and this
+                process's id are appended.
+        """
+        self.facts: Ready | None = None
+        self.metrics = ""
+        self.metrics_time: float | None = None
+        self._start = start
+        self._command = tuple(command) or (
+            sys.executable,
+            "-P",
+            "-m",
+            f"{__package__}.engine_process",
+        )
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._submissions: dict[str, Submission] = {}
+        self._queued: set[str] = set()
+        self._process: Process | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[Ready] = loop.create_future()
+        self._ended: asyncio.Future[PegboardError] = loop.create_future()
+
+    @property
+    def failure(self) -> PegboardError | None:
+        """Why the engine is gone; None while it lives."""
+        return self._ended.result() if self._ended.done() else None
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not finished."""
+        return len(self._submissions)
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that have not brought a token yet."""
+        return len(self._queued)
+
+    async def start(self) -> Ready:
+        """Spawns the process and waits until it takes requests.
+
+        Raises:
+            UserError: the engine cannot be built, for a reason that the user can mend.
+            EngineDied: it ended for another reason.
+        """
+        # The folder's mode is 0700, and nobody needs it once the one peer is connected.
+        with tempfile.TemporaryDirectory(prefix="pegboard-") as folder:
+            address = f"ipc://{folder}/engine"
+            self._socket.bind(address)
+            # The child reads its input to learn of this process's end, so the pipe stays open.
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, address, str(os.getpid()), stdin=PIPE
+            )
+            self._tasks = [
+                asyncio.create_task(self._receive()),
+                asyncio.create_task(self._watch(self._process)),
+            ]
+            self._send(self._start)
+            self.facts = await self._ready
+        return self.facts
+
+    async def ended(self) -> PegboardError:
+        """Waits until the process has ended; says why."""
+        return await asyncio.shield(self._ended)
+
+    def submit(self, requests: Sequence[Request]) -> Submission:
+        """Gives requests to the engine, all or none.
+
+        Raises:
+            EngineError: the engine is not ready, or gone.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if self.facts is None:
+            raise EngineError("the model is loading")
+        submission = Submission(requests, self._close)
+        for request in requests:
+            self._submissions[request.request_id] = submission
+            self._queued.add(request.request_id)
+        self._send(Add(tuple(requests)))
+        return submission
+
+    def fail_open(self, error: PegboardError) -> None:
+        """Ends all open requests with an error; the engine is told to forget them."""
+        open_ids = tuple(self._submissions)
+        for submission in set(self._submissions.values()):
+            submission.fail(error)
+        self._forget(open_ids)
+        if open_ids and self.failure is None:
+            self._send(Abort(open_ids))
+
+    async def stop(self) -> None:
+        """Ends the process: asks, waits, then kills. Idempotent."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            if self.facts is not None:
+                self._send(Stop())
+                await asyncio.wait({self._ended}, timeout=STOP_S)
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+    def _send(self, message: ToEngine) -> None:
+        # The send happens at once, or in the background while nobody is connected yet; not waiting
+        # for it lets an abort leave from a task that is being cancelled.
+        self._socket.send(encode(message))
+
+    async def _receive(self) -> None:
+        while True:
+            self._dispatch(decode_from_engine(await self._socket.recv()))
+
+    def _dispatch(self, message: FromEngine) -> None:
+        match message:
+            case Deltas():
+                self._deliver(message)
+            case Status():
+                self.metrics, self.metrics_time = message.metrics, time.monotonic()
+            case Refused():
+                for request_id in message.request_ids:
+                    if submission := self._submissions.get(request_id):
+                        submission.fail(message.error())
+                self._forget(message.request_ids)
+            case Ready():
+                self._ready.set_result(message)
+            case Failed():
+                failure = UserError(message.line) if message.mistake else EngineDied(message.line)
+                self._die(failure)
+
+    def _deliver(self, message: Deltas) -> None:
+        for delta in message.deltas:
+            if submission := self._submissions.get(delta.request_id):
+                self._queued.discard(delta.request_id)
+                submission.push(delta)
+
+    def _close(self, submission: Submission, unfinished: tuple[str, ...]) -> None:
+        known = tuple(request_id for request_id in unfinished if request_id in self._submissions)
+        self._forget(tuple(request.request_id for request in submission.requests))
+        if known and self.failure is None:
+            self._send(Abort(known))
+
+    def _forget(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._submissions.pop(request_id, None)
+            self._queued.discard(request_id)
+
+    async def _watch(self, process: Process) -> None:
+        status = await process.wait()
+        # Its last words may still be on their way.
+        await asyncio.sleep(0.1)
+        self._die(EngineDied(f"the engine's process ended with status {status}"))
+
+    def _die(self, failure: PegboardError) -> None:
+        if self._ended.done():
+            return
+        self._ended.set_result(failure)
+        if not self._ready.done():
+            self._ready.set_exception(failure)
+        reason = failure if isinstance(failure, EngineDied) else EngineDied(str(failure))
+        self.fail_open(reason)

@@ -1,0 +1,176 @@
+"""The engine's process: `python -m pegboard.server.engine_process ADDRESS PARENT_PID`.
+
+It builds the engine of the config that the server sends, then loops: drain the socket, step, push.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+import zmq
+
+from pegboard.compose import prepare, start_engine
+from pegboard.config import Config
+from pegboard.engine.core import EngineCore
+from pegboard.errors import RequestError, UserError
+from pegboard.interfaces.observer import MetricsText
+from pegboard.server.lifeline import end_with_parent, leave_signals_to_parent
+from pegboard.server.logs import configure_logging
+from pegboard.server.messages import (
+    Abort,
+    Add,
+    Deltas,
+    Failed,
+    FromEngine,
+    Ready,
+    Refused,
+    Start,
+    Status,
+    Stop,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+
+STATUS_PERIOD_S = 1.0
+
+logger = logging.getLogger("pegboard.server")
+
+
+class Channel:
+    """The socket to the server's process."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.connect(address)
+
+    def send(self, message: FromEngine) -> None:
+        self._socket.send(encode(message))
+
+    def receive(self) -> ToEngine:
+        """Waits for the next message."""
+        return decode_to_engine(self._socket.recv())
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether a message is there, within a time."""
+        return bool(self._socket.poll(round(timeout_s * 1000)))
+
+    def close(self) -> None:
+        """Closes the socket once all that was sent has left."""
+        self._context.destroy()
+
+
+class EngineLoop:
+    """Runs an engine for the server until it is told to stop."""
+
+    def __init__(self, engine: EngineCore, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._metrics = [o for o in engine.observers if isinstance(o, MetricsText)]
+        self._num_steps = 0
+        self._next_status = 0.0
+        self._stopped = False
+
+    def run(self) -> None:
+        while not self._stopped:
+            self._drain()
+            if self._engine.has_work():
+                self._step()
+            self._report()
+
+    def _drain(self) -> None:
+        # An idle engine sleeps here until a message comes or the next status is due.
+        timeout_s = 0.0 if self._engine.has_work() else STATUS_PERIOD_S
+        while not self._stopped and self._channel.wait(timeout_s):
+            self._heed(self._channel.receive())
+            timeout_s = 0.0
+
+    def _heed(self, message: ToEngine) -> None:
+        match message:
+            case Add():
+                self._add(message)
+            case Abort():
+                for request_id in message.request_ids:
+                    self._engine.abort(request_id)
+            case Stop():
+                self._stopped = True
+            case Start():
+                raise AssertionError("the engine has started")
+
+    def _add(self, message: Add) -> None:
+        taken: list[str] = []
+        try:
+            for request in message.requests:
+                self._engine.add(request)
+                taken.append(request.request_id)
+        except RequestError as error:
+            for request_id in taken:
+                self._engine.abort(request_id)
+            ids = tuple(request.request_id for request in message.requests)
+            self._channel.send(Refused(ids, error.param, error.was, error.allowed, error.fix))
+
+    def _step(self) -> None:
+        deltas = self._engine.step()
+        self._num_steps += 1
+        if deltas:
+            self._channel.send(Deltas(tuple(deltas)))
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now < self._next_status:
+            return
+        self._next_status = now + STATUS_PERIOD_S
+        self._channel.send(
+            Status(
+                metrics="".join(observer.render() for observer in self._metrics),
+                num_running=self._engine.num_running,
+                num_waiting=self._engine.num_waiting,
+                num_steps=self._num_steps,
+            )
+        )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serves one parent; returns the exit status."""
+    address, parent = arguments
+    leave_signals_to_parent()
+    end_with_parent(int(parent))
+    configure_logging()
+    channel = Channel(address)
+    try:
+        _serve(channel)
+    except UserError as error:
+        channel.send(Failed(str(error), mistake=True))
+        return 2
+    except BaseException as error:
+        logger.exception("the engine failed")
+        channel.send(Failed(f"{type(error).__name__}: {error}", mistake=False))
+        return 1
+    finally:
+        channel.close()
+    return 0
+
+
+def _serve(channel: Channel) -> None:
+    start = channel.receive()
+    if isinstance(start, Stop):
+        return
+    assert isinstance(start, Start)
+    prepared = prepare(Config.from_values(start.config))
+    engine = start_engine(prepared)
+    try:
+        composition = prepared.composition
+        channel.send(Ready(composition.max_model_len, composition.digest, os.getpid()))
+        EngineLoop(engine, channel).run()
+    finally:
+        engine.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,136 @@
+"""Errors as the OpenAI API shows them: `{"error": {message, type, param, code}}`."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from pegboard.errors import EngineDied, EngineError, RequestError, UserError
+
+MAX_MISTAKES = 10
+MAX_SHOWN = 200
+"""A refused body can be megabytes long; its answer says what is wrong, not all that was sent."""
+
+RETRY_AFTER = {"retry-after": "1"}
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: of HTTP.
+        message: one line.
+        param: the request's field that is wrong.
+        code: machine-readable, where clients know one.
+        headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> ErrorBody:
+        kind = _TYPES.get(
+            self.status, "invalid_request_error" if self.status < 500 else "server_error"
+        )
+        return ErrorBody(ErrorDetail(str(self), kind, self.param, self.code))
+
+    def response(self) -> Response:
+        return Response(
+            msgspec.json.encode(self.body()),
+            status_code=self.status,
+            headers=self.headers,
+            media_type="application/json",
+        )
+
+
+_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable"}
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """How an exception of ours, or a bug, is told to a client."""
+    match error:
+        case ApiError():
+            return error
+        case RequestError():
+            return ApiError(400, str(error), param=error.param)
+        case UserError():
+            return ApiError(400, str(error))
+        case EngineDied():
+            return ApiError(503, f"the engine died: {error}", headers=RETRY_AFTER)
+        case EngineError():
+            return ApiError(500, str(error))
+    return ApiError(500, "internal error; the server's log says more")
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Makes every error of the application's routes an answer in the API's shape."""
+
+    async def answer(_request: Request, error: Exception) -> Response:
+        return as_api_error(error).response()
+
+    async def answer_invalid(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _invalid(error.errors()).response()
+
+    async def answer_http(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
+
+    for kind in (ApiError, UserError, EngineError, Exception):
+        app.add_exception_handler(kind, answer)
+    app.add_exception_handler(RequestValidationError, answer_invalid)
+    app.add_exception_handler(HTTPException, answer_http)
+
+
+def _invalid(mistakes: Sequence[Mapping[str, Any]]) -> ApiError:
+    known = [_mistake(mistake) for mistake in mistakes[:MAX_MISTAKES]]
+    lines = [f"{param}: {text}" if param else text for param, text in known]
+    if len(mistakes) > MAX_MISTAKES:
+        lines.append(f"and {len(mistakes) - MAX_MISTAKES} more")
+    return ApiError(400, "; ".join(lines), param=known[0][0] or None)
+
+
+def _mistake(mistake: Mapping[str, Any]) -> tuple[str, str]:
+    """The field's dotted path, and what is wrong there."""
+    # The first part is where the value was found: the body, always.
+    path = ".".join(str(part)[:MAX_SHOWN] for part in mistake["loc"][1:])
+    match mistake["type"]:
+        case "extra_forbidden":
+            return path, "unknown field"
+        case "missing":
+            return path, "required"
+        case "json_invalid":
+            return "", f"the body is not JSON: {mistake['ctx']['error']}"
+        case "model_attributes_type" if len(mistake["loc"]) == 1:
+            return "", "the body must be a JSON object, sent as content-type application/json"
+    message = str(mistake["msg"]).removeprefix("Value error, ")
+    return path, f"{message}; got {reprlib.repr(mistake.get('input'))}"[:MAX_SHOWN]

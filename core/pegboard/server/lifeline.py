@@ -1,0 +1,40 @@
+"""What ties the engine's process to the server's: neither a signal nor a crash leaves it behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int) -> None:
+    """Makes this process end when the parent does, however that ends.
+
+    The parent holds the other end of this process's standard input. On Linux the kernel is asked as
+    well, for the case that this process is too busy to read.
+
+    Args:
+        parent: the parent's process id, as the parent itself knows it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    threading.Thread(target=_wait_for_parent, name="lifeline", daemon=True).start()
+
+
+def leave_signals_to_parent() -> None:
+    """Ignores SIGINT and SIGTERM, which a terminal or a service manager sends to all processes of a
+    group: the parent lets open requests finish, and then ends this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _wait_for_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(1)

@@ -1,0 +1,115 @@
+"""The messages between the server's process and the engine's, msgpack over a private socket.
+
+The server sends `Start` once, then `Add` and `Abort` at will, and `Stop` to end. The engine's process
+answers `Ready` or `Failed`, then `Deltas`, `Refused` and, once a second, `Status`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pegboard.errors import RequestError
+from pegboard.request import Request, SequenceDelta
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Build the engine of this config (the values of `Config`, without API keys)."""
+
+    config: dict[str, Any]
+
+
+class Add(msgspec.Struct, frozen=True, tag="add"):
+    """Take these requests, all or none."""
+
+    requests: tuple[Request, ...]
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Forget these requests; unknown ones are ignored."""
+
+    request_ids: tuple[str, ...]
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Close the engine and end the process."""
+
+
+ToEngine = Start | Add | Abort | Stop
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine takes requests.
+
+    Attributes:
+        max_model_len: most tokens of a sequence, prompt and answer together.
+        digest: of the composition.
+        pid: of the engine's process.
+    """
+
+    max_model_len: int
+    digest: str
+    pid: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The process is about to end.
+
+    Attributes:
+        line: what happened.
+        mistake: whether it is the user's to mend (`UserError`) rather than a bug.
+    """
+
+    line: str
+    mistake: bool
+
+
+class Deltas(msgspec.Struct, frozen=True, tag="deltas"):
+    """What one step brought."""
+
+    deltas: tuple[SequenceDelta, ...]
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """None of these requests was taken; the rest are the parts of a `RequestError`."""
+
+    request_ids: tuple[str, ...]
+    param: str | None
+    was: str
+    allowed: str
+    fix: str
+
+    def error(self) -> RequestError:
+        return RequestError(self.param, self.was, allowed=self.allowed, fix=self.fix)
+
+
+class Status(msgspec.Struct, frozen=True, tag="status"):
+    """Sign of life, and the engine's metrics in Prometheus text format."""
+
+    metrics: str
+    num_running: int
+    num_waiting: int
+    num_steps: int
+
+
+FromEngine = Ready | Failed | Deltas | Refused | Status
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """The wire form of a message."""
+    return _encoder.encode(message)
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    """Raises msgspec.ValidationError when the bytes are no such message."""
+    return _to_engine.decode(data)
+
+
+def decode_from_engine(data: bytes) -> FromEngine:
+    """Raises msgspec.ValidationError when the bytes are no such message."""
+    return _from_engine.decode(data)

@@ -1,0 +1,303 @@
+"""What a client may send: the bodies of the OpenAI API's requests, with vLLM's extensions.
+
+A field that is unknown is refused by its name, and so is one that is known and would change the
+answer but is not honoured: nothing that a client asks for is left out silently.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WrapValidator,
+    model_validator,
+)
+
+from pegboard.errors import RequestError
+from pegboard.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
+from pegboard.server.prompts import Prompts, read_prompts
+
+Harmless = Mapping[str, tuple[Any, ...]]
+"""Field to the values, beside null, that ask for nothing."""
+
+_COMMON: Harmless = {
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "cache_salt": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": (),
+    "length_penalty": (1.0,),
+    "logits_processors": ([],),
+    "min_tokens": (0,),
+    "prompt_logprobs": (),
+    "request_id": (),
+    "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+
+
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class Body(BaseModel):
+    """Base of all parts of a request: values are of the right JSON type, fields are known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class StreamOptions(Body):
+    """How to stream.
+
+    Attributes:
+        include_usage: send a last chunk that counts the tokens.
+    """
+
+    include_usage: bool = False
+
+
+class GenerationBody(Body):
+    """What both kinds of completion take. Null is the same as leaving a field out.
+
+    Attributes:
+        model: a served name.
+        user, safety_identifier, metadata, prompt_cache_key: say who asks; no answer depends on them.
+        logit_bias: token id, as text, to a number.
+        priority: lower runs earlier, where the scheduler heeds it.
+        processors: logits processor's name to its parameters.
+        return_token_ids: add each choice's `token_ids` to the answer.
+
+    The other fields are those of `SamplingParams`.
+    """
+
+    not_honoured: ClassVar[Harmless] = _COMMON
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: Annotated[list[str] | None, BeforeValidator(_one_or_more)] = None
+    stop_token_ids: Annotated[list[int] | None, Field(fail_fast=True)] = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
+    processors: dict[str, dict[str, Any]] | None = None
+    return_token_ids: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_fields_by_name(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        kept = dict(values)
+        for name, value in values.items():
+            if name in cls.model_fields:
+                continue
+            if name not in cls.not_honoured:
+                raise RequestError(name[:200], "unknown field", fix=_nearest(name, cls))
+            if value is not None and value not in cls.not_honoured[name]:
+                raise RequestError(name, "not supported", fix="leave it out")
+            del kept[name]
+        return kept
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> GenerationBody:
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options", "given without stream", fix="set stream to true")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling_params(self) -> SamplingParams:
+        """Raises RequestError naming a field that is out of range."""
+        given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        given |= self.sampling_overrides()
+        if "logit_bias" in given:
+            given["logit_bias"] = _read_logit_bias(given["logit_bias"])
+        if given.get("top_k") == -1:  # vLLM's word for all
+            given["top_k"] = 0
+        if -(2**63) <= given.get("seed", 0) < 0:  # OpenAI's seeds are signed
+            given["seed"] &= MAX_SEED
+        for name in ("stop", "stop_token_ids"):
+            given[name] = tuple(given.get(name, ()))
+        params = SamplingParams(**given)
+        params.check()
+        return params
+
+    def sampling_overrides(self) -> dict[str, Any]:
+        """What the kind of completion has its own word or default for."""
+        raise NotImplementedError
+
+
+_SAMPLING = [
+    name for name in SamplingParams.__struct_fields__ if name in GenerationBody.model_fields
+]
+
+
+class CompletionBody(GenerationBody):
+    """`POST /v1/completions`.
+
+    Attributes:
+        prompt: a text, texts, the token ids of a prompt, or those of several.
+        max_tokens: 16 unless given.
+        logprobs: so many most likely tokens beside the chosen one.
+    """
+
+    not_honoured: ClassVar[Harmless] = {
+        **_COMMON,
+        "add_special_tokens": (True,),
+        "best_of": (1,),
+        "echo": (False,),
+        "suffix": ("",),
+    }
+
+    prompt: Annotated[Prompts, WrapValidator(read_prompts)]
+    logprobs: int | None = None
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """One entry a prompt."""
+        return cast(list[str | list[int]], self.prompt)
+
+    def sampling_overrides(self) -> dict[str, Any]:
+        overrides: dict[str, Any] = {} if self.max_tokens is not None else {"max_tokens": 16}
+        if self.logprobs is not None:
+            overrides["logprobs"] = self.logprobs
+        return overrides
+
+
+class TextPart(Body):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _parts(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class ChatMessage(Body):
+    """A message. `developer` is `system` by another name."""
+
+    not_honoured: ClassVar[tuple[str, ...]] = (
+        "annotations",
+        "audio",
+        "function_call",
+        "reasoning_content",
+        "refusal",
+        "tool_calls",
+    )
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[list[TextPart] | None, BeforeValidator(_parts)] = None
+    name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty_fields(cls, values: Any) -> Any:
+        # Clients send an answer's message back as they got it, its empty fields included.
+        if not isinstance(values, dict):
+            return values
+        return {k: v for k, v in values.items() if k not in cls.not_honoured or v not in (None, [])}
+
+    def for_template(self) -> dict[str, str]:
+        """The message as chat templates read it."""
+        text = "\n".join(part.text for part in self.content or ())
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": text} | ({"name": self.name} if self.name else {})
+
+
+class ChatBody(GenerationBody):
+    """`POST /v1/chat/completions`.
+
+    Attributes:
+        messages: the conversation, at least one.
+        max_completion_tokens: the newer name of `max_tokens`; without either, up to the context.
+        logprobs: whether to report the chosen tokens' logprobs.
+        top_logprobs: so many most likely tokens beside each.
+    """
+
+    not_honoured: ClassVar[Harmless] = {
+        **_COMMON,
+        "add_generation_prompt": (True,),
+        "add_special_tokens": (False,),
+        "audio": (),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "echo": (False,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "parallel_tool_calls": (True, False),
+        "prediction": (),
+        "reasoning_effort": ("none",),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "verbosity": (),
+        "web_search_options": (),
+    }
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+
+    def sampling_overrides(self) -> dict[str, Any]:
+        overrides: dict[str, Any] = {}
+        if self.max_completion_tokens is not None:
+            if self.max_tokens not in (None, self.max_completion_tokens):
+                raise RequestError("max_tokens", "differs from max_completion_tokens")
+            overrides["max_tokens"] = self.max_completion_tokens
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs", "given without logprobs", fix="set logprobs to true")
+        if self.logprobs:
+            overrides["logprobs"] = self.top_logprobs or 0
+        return overrides
+
+
+def _read_logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
+    for key in bias:
+        if not (key.isascii() and key.isdigit()):
+            raise RequestError("logit_bias", f"the key {key[:50]!r}", allowed="token ids as text")
+    return {int(key): float(value) for key, value in bias.items()}
+
+
+def _nearest(name: str, body: type[GenerationBody]) -> str:
+    close = difflib.get_close_matches(name[:50], body.model_fields, n=1)
+    return f"did you mean {close[0]}?" if close else "leave it out"

@@ -1,0 +1,194 @@
+"""The life of a server: socket, engine, HTTP, signals, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import uvicorn
+
+from pegboard.compose import Prepared, load_tokenizer, prepare
+from pegboard.config import Config
+from pegboard.errors import ConfigError, EngineDied, EngineError
+from pegboard.server.app import Service, create_app
+from pegboard.server.engine_client import EngineClient
+from pegboard.server.logs import configure_logging
+from pegboard.server.messages import Start
+from pegboard.server.served_model import ServedModel
+
+DRAIN_S = 30.0
+"""How long open requests may go on after the first signal."""
+
+FAREWELL_S = 5.0
+"""How long an answer that has been ended may take to reach its client."""
+
+KEEP_ALIVE_S = 75
+"""Longer than the idle times of common load balancers, so that they close first."""
+
+MAX_HEADER_BYTES = 64 * 1024
+
+logger = logging.getLogger("pegboard.server")
+
+
+def serve(config: Config) -> int:
+    """Serves until SIGTERM or SIGINT; see `pegboard.server.run`."""
+    configure_logging()
+    with _listen(config.server.host, config.server.port) as listener:
+        prepared = prepare(config)
+        model = _served_model(prepared)
+        return asyncio.run(_Supervisor(config, model, listener).run())
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handling."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Supervisor:
+    def __init__(self, config: Config, model: ServedModel, listener: socket.socket) -> None:
+        self._config = config
+        self._model = model
+        self._listener = listener
+        self._signalled = asyncio.Event()
+
+    async def run(self) -> int:
+        """The server's whole life. Raises UserError when the engine cannot be built."""
+        self._engine = EngineClient(_start_message(self._config))
+        self._service = Service(self._config.server, self._model, self._engine)
+        self._http = _HttpServer(_uvicorn_config(self._service))
+        serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        self._handle_signals()
+        logger.info("loading %s; listening on %s", self._model.root, self._url())
+        try:
+            return await self._serve_until_the_end()
+        finally:
+            self._service.draining = True
+            self._http.should_exit = True
+            await serving
+            await self._engine.stop()
+            logger.info("stopped")
+
+    async def _serve_until_the_end(self) -> int:
+        signalled = asyncio.create_task(self._signalled.wait())
+        starting = asyncio.create_task(self._engine.start())
+        await asyncio.wait({starting, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            return 0
+        try:
+            facts = starting.result()
+        except EngineDied as error:
+            logger.error("%s", error)
+            return 1
+        # Memory may have changed since the plan was made here, and the context with it.
+        self._service.model = dataclasses.replace(
+            self._model,
+            max_model_len=facts.max_model_len,
+            fingerprint=_fingerprint(facts.digest),
+        )
+        logger.info("engine ready: pid=%d max_model_len=%d", facts.pid, facts.max_model_len)
+        logger.info("Application startup complete.")
+        logger.info("Uvicorn running on %s (Press CTRL+C to quit)", self._url())
+        ended = asyncio.create_task(self._engine.ended())
+        await asyncio.wait({ended, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        signalled.cancel()
+        if ended.done():
+            logger.error("%s", ended.result())
+            self._give_up_after(FAREWELL_S)
+            return 1
+        ended.cancel()
+        logger.info("shutting down: %d requests are open", self._engine.num_open)
+        asyncio.get_running_loop().call_later(DRAIN_S, self._end_answers)
+        return 0
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        """The first signal lets open requests finish; the second does not."""
+        if self._signalled.is_set():
+            self._end_answers()
+        self._signalled.set()
+
+    def _end_answers(self) -> None:
+        self._engine.fail_open(EngineError("the server is shutting down"))
+        self._give_up_after(FAREWELL_S)
+
+    def _give_up_after(self, seconds: float) -> None:
+        def give_up() -> None:
+            self._http.force_exit = True
+
+        asyncio.get_running_loop().call_later(seconds, give_up)
+
+    def _url(self) -> str:
+        host, port = self._listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises ConfigError when the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError("server.host", f"{host}: {error.strerror or error}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Only a listening socket keeps another server from the same address.
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            "server.port",
+            f"{host}:{port} cannot be bound: {error.strerror}",
+            fix="choose another with --port, or 0 for any free one",
+        ) from None
+    return listener
+
+
+def _served_model(prepared: Prepared) -> ServedModel:
+    composition = prepared.composition
+    return ServedModel(
+        name=composition.model_name,
+        root=prepared.config.model,
+        created=int(time.time()),
+        max_model_len=composition.max_model_len,
+        fingerprint=_fingerprint(composition.digest),
+        tokenizer=load_tokenizer(prepared),
+    )
+
+
+def _fingerprint(digest: str) -> str:
+    return f"fp_{digest[:12]}"
+
+
+def _start_message(config: Config) -> Start:
+    return Start(config.model_dump(mode="json", exclude={"server": {"api_keys"}}))
+
+
+def _uvicorn_config(service: Service) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(service),
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )

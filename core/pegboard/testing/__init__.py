@@ -1,0 +1,15 @@
+"""What plugin authors import in their tests: a contract suite for each interface, tiny models, a
+parity audit and an invariance matrix.
+
+A contract suite is a class with a fixture to override:
+
+    from pegboard.testing.kv_allocator import KVAllocatorContract
+
+    class TestMyAllocator(KVAllocatorContract):
+        @pytest.fixture
+        def make(self):
+            return MyAllocator
+
+The suites are written from the interfaces' docstrings and compare with references of their own, so
+that they hold for any implementation. Importing a suite does not import torch.
+"""

@@ -1,0 +1,256 @@
+"""Contract suites of `Kernel`, one for each operation: linear, rms_norm, rotary, silu_mul, sample.
+
+    class TestMyLinear(LinearContract):
+        dtypes = ("float32", "bfloat16")
+
+        @pytest.fixture
+        def make(self):
+            return my_kernel                # called with a KernelContext
+
+References are the formulas in float64. A kernel that promises `row_invariant` sets the attribute of
+that name, and its rows are compared bit for bit across batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from pegboard.interfaces.kernel import Kernel, KernelContext
+from pegboard.interfaces.quantizer import LinearWeight
+from pegboard.testing.attention_reference import rotate_reference
+
+if TYPE_CHECKING:
+    import torch
+
+MakeKernel = Callable[[KernelContext], Kernel]
+
+TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 1.6e-2, "float16": 2e-3}
+"""Most relative error of one rounding path, by activation dtype."""
+
+BATCHES = (1, 2, 3, 4, 5, 17, 33)
+
+
+class KernelContract:
+    """What all kernels keep.
+
+    Attributes:
+        operation: one of `OPERATIONS`.
+        formats: weight formats under test.
+        dtypes: activation dtypes under test.
+        device: `cpu` or `cuda`.
+        row_invariant: the manifest promises it.
+    """
+
+    operation: ClassVar[str]
+    formats: ClassVar[tuple[str, ...]] = ("float",)
+    dtypes: ClassVar[tuple[str, ...]] = ("float32",)
+    device: ClassVar[str] = "cpu"
+    row_invariant: ClassVar[bool] = False
+
+    @pytest.fixture
+    def make(self) -> MakeKernel:
+        """The factory under test."""
+        raise NotImplementedError("override the fixture `make`")
+
+    def kernel(self, make: MakeKernel, dtype: str, format: str = "float") -> Any:
+        """The kernel of one activation dtype."""
+        return make(KernelContext(self.operation, format, dtype, self.device, 1))
+
+    def random(self, *shape: int, dtype: str, seed: int = 5) -> torch.Tensor:
+        """Normal numbers on the device."""
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return values.to(self.device, getattr(torch, dtype))
+
+    def close(
+        self, got: torch.Tensor, expected: torch.Tensor, dtype: str, scale: float = 1
+    ) -> None:
+        """Compares with a float64 reference, relative to its size."""
+        import torch
+
+        assert got.dtype == getattr(torch, dtype) and got.shape == expected.shape
+        size = expected.abs().max().item()
+        error = (got.double() - expected).abs().max().item()
+        assert error <= scale * TOLERANCE[dtype] * max(size, 1.0), f"{dtype}: off by {error}"
+
+    def test_self_test_passes(self, make: MakeKernel) -> None:
+        for dtype in self.dtypes:
+            for format in self.formats:
+                self.kernel(make, dtype, format).self_test()
+
+
+class LinearContract(KernelContract):
+    """Operation `linear`. A subclass of quantized formats overrides `weight` where it must."""
+
+    operation = "linear"
+    shapes: ClassVar[tuple[tuple[int, int], ...]] = ((517, 40), (72, 96), (3, 24))
+
+    def weight(self, format: str, shape: tuple[int, int], dtype: str) -> LinearWeight:
+        """A weight of the format; floats here, codes with scales and zeros a group for others."""
+        import torch
+
+        if format == "float":
+            return LinearWeight(format, shape, values=self.random(*shape, dtype=dtype))
+        bits = int(format.removeprefix("int"))
+        generator = torch.Generator().manual_seed(9)
+        low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
+        codes = torch.randint(low, high, shape, generator=generator, dtype=torch.int8)
+        groups = (shape[0], shape[1] // 8)
+        scales = self.random(*groups, dtype="float32").abs() / high
+        zeros = self.random(*groups, dtype="float32").round()
+        return LinearWeight(format, shape, codes=codes.to(self.device), scales=scales, zeros=zeros)
+
+    def dense(self, weight: LinearWeight) -> torch.Tensor:
+        """The weight in float64."""
+        import torch
+
+        if weight.values is not None:
+            return weight.values.double()
+        assert weight.codes is not None and weight.scales is not None
+        size = weight.shape[1] // weight.scales.shape[1]
+        group = torch.arange(weight.shape[1], device=self.device) // size
+        if weight.group_map is not None:
+            group = weight.group_map.long()
+        zeros = torch.zeros_like(weight.scales) if weight.zeros is None else weight.zeros
+        centred = weight.codes.double() - zeros[:, group].double()
+        return centred * weight.scales[:, group].double()
+
+    def test_linear_is_the_product(self, make: MakeKernel) -> None:
+        for dtype in self.dtypes:
+            for format in self.formats:
+                kernel = self.kernel(make, dtype, format)
+                for shape in self.shapes:
+                    weight = self.weight(format, shape, dtype)
+                    packed = kernel.prepare(weight)
+                    for batch in BATCHES:
+                        x = self.random(batch, shape[1], dtype=dtype)
+                        expected = x.double() @ self.dense(weight).T
+                        self.close(kernel.linear(x, packed), expected, dtype, scale=4)
+
+    def test_gathered_rows_are_the_weights_rows(self, make: MakeKernel) -> None:
+        import torch
+
+        for dtype in self.dtypes:
+            for format in self.formats:
+                kernel = self.kernel(make, dtype, format)
+                if not kernel.gathers:
+                    continue
+                weight = self.weight(format, (517, 40), dtype)
+                ids = torch.tensor([0, 516, 3, 3, 77], device=self.device)
+                rows = kernel.gather_rows(kernel.prepare(weight), ids)
+                self.close(rows, self.dense(weight)[ids], dtype)
+
+    def test_input_is_not_changed(self, make: MakeKernel) -> None:
+        kernel = self.kernel(make, self.dtypes[0], self.formats[0])
+        packed = kernel.prepare(self.weight(self.formats[0], (72, 96), self.dtypes[0]))
+        x = self.random(5, 96, dtype=self.dtypes[0])
+        before = x.clone()
+        kernel.linear(x, packed)
+        assert bool((x == before).all())
+
+    def test_row_invariant_kernels_give_each_row_the_same_bits(self, make: MakeKernel) -> None:
+        import torch
+
+        if not self.row_invariant:
+            pytest.skip("the kernel does not promise row_invariant")
+        for dtype in self.dtypes:
+            for format in self.formats:
+                kernel = self.kernel(make, dtype, format)
+                packed = kernel.prepare(self.weight(format, (517, 40), dtype))
+                x = self.random(33, 40, dtype=dtype)
+                whole = kernel.linear(x, packed)
+                for batch in BATCHES:
+                    starts = range(0, 33, batch)
+                    pieces = [kernel.linear(x[start : start + batch], packed) for start in starts]
+                    assert torch.equal(torch.cat(pieces), whole)
+
+
+class RMSNormContract(KernelContract):
+    """Operation `rms_norm`."""
+
+    operation = "rms_norm"
+
+    def reference(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = x.double()
+        root = (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+        return wide / root * weight.double()
+
+    @pytest.mark.parametrize("shape", [(1, 40), (7, 576), (3, 5, 24)])
+    def test_rms_norm_is_the_formula(self, make: MakeKernel, shape: tuple[int, ...]) -> None:
+        for dtype in self.dtypes:
+            kernel = self.kernel(make, dtype)
+            x, weight = (
+                self.random(*shape, dtype=dtype),
+                self.random(shape[-1], dtype=dtype, seed=6),
+            )
+            got = kernel.rms_norm(x.clone(), weight, 1e-5)
+            self.close(got, self.reference(x, weight, 1e-5), dtype, scale=2)
+
+    def test_epsilon_counts(self, make: MakeKernel) -> None:
+        for dtype in self.dtypes:
+            x = self.random(3, 40, dtype=dtype) * 1e-3
+            weight = self.random(40, dtype=dtype, seed=6)
+            got = self.kernel(make, dtype).rms_norm(x.clone(), weight, 1e-2)
+            self.close(got, self.reference(x, weight, 1e-2), dtype, scale=2)
+
+    def test_sum_and_norm_in_one(self, make: MakeKernel) -> None:
+        for dtype in self.dtypes:
+            x, residual = (self.random(7, 40, dtype=dtype, seed=seed) for seed in (1, 2))
+            weight = self.random(40, dtype=dtype, seed=3)
+            total = (x.double() + residual.double()).to(x.dtype)
+            kernel = self.kernel(make, dtype)
+            normed, summed = kernel.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
+            self.close(summed, total.double(), dtype)
+            self.close(normed, self.reference(total, weight, 1e-5), dtype, scale=2)
+
+
+class RotaryContract(KernelContract):
+    """Operation `rotary`."""
+
+    operation = "rotary"
+
+    @pytest.mark.parametrize(("head_dim", "rotated"), [(24, 24), (64, 64), (64, 32)])
+    def test_rotation_is_a_complex_product(
+        self, make: MakeKernel, head_dim: int, rotated: int
+    ) -> None:
+        import torch
+
+        for dtype in self.dtypes:
+            wide = torch.float64 if dtype == "float64" else torch.float32
+            inverse = 10000.0 ** -(torch.arange(rotated // 2, dtype=torch.float64) * 2 / rotated)
+            angles = torch.arange(512, dtype=torch.float64)[:, None] * inverse
+            cos, sin = angles.cos().to(self.device, wide), angles.sin().to(self.device, wide)
+            x = self.random(9, 5, head_dim, dtype=dtype)
+            positions = torch.tensor([0, 1, 2, 3, 100, 100, 511, 7, 0], device=self.device)
+            got = self.kernel(make, dtype).rotate(x.clone(), positions, cos, sin)
+            self.close(got, rotate_reference(x, positions, cos, sin), dtype, scale=2)
+
+
+class SiluMulContract(KernelContract):
+    """Operation `silu_mul`."""
+
+    operation = "silu_mul"
+
+    @pytest.mark.parametrize("shape", [(1, 72), (5, 1536), (33, 7)])
+    def test_silu_mul_is_the_formula(self, make: MakeKernel, shape: tuple[int, int]) -> None:
+        for dtype in self.dtypes:
+            gate, up = (self.random(*shape, dtype=dtype, seed=seed) for seed in (1, 2))
+            wide = gate.double()
+            expected = wide / (1.0 + (-wide).exp()) * up.double()
+            got = self.kernel(make, dtype).silu_mul(gate.clone(), up.clone())
+            self.close(got, expected, dtype, scale=4)
+
+    def test_large_numbers_stay_finite(self, make: MakeKernel) -> None:
+        import torch
+
+        for dtype in self.dtypes:
+            gate = torch.tensor([[-1e4, 1e4, -100.0, 0.0]], dtype=getattr(torch, dtype))
+            up = torch.ones_like(gate)
+            got = self.kernel(make, dtype).silu_mul(gate.to(self.device), up.to(self.device))
+            expected = torch.tensor([[0.0, 1e4, 0.0, 0.0]], dtype=torch.float64)
+            self.close(got.cpu(), expected, dtype)

@@ -1,0 +1,341 @@
+"""Contract suites of `KVAllocator`, `SharedPages` and `PinnedPages`.
+
+    class TestMyAllocator(KVAllocatorContract):
+        @pytest.fixture
+        def make(self):
+            return MyAllocator          # called with an AllocatorContext
+
+An allocator whose pages can be shared subclasses `SharedPagesContract`, one that pins
+`PinnedPagesContract`; each includes the suite before it. Random operations run against `PoolModel`,
+an allocator made of sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from pegboard.interfaces.kv import KVGroup
+from pegboard.interfaces.kv_allocator import (
+    AllocatorContext,
+    KVAllocator,
+    PinnedPages,
+    SharedPages,
+    Verdict,
+)
+from pegboard.testing.kv_allocator_model import (
+    AllocatorMachine,
+    CacheOfPages,
+    PinMachine,
+    SharingMachine,
+)
+
+MakeAllocator = Callable[[AllocatorContext], KVAllocator]
+
+_SETTINGS = settings(
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def group(block_size: int, window: int | None = None, layer: int = 0) -> KVGroup:
+    """A KV group of one layer."""
+    return KVGroup((layer,), 1, 8, block_size, window, "none", "float32")
+
+
+def context(
+    groups: tuple[KVGroup, ...], num_blocks: tuple[int, ...], max_chunk: int = 64
+) -> AllocatorContext:
+    """An allocator's context, with a cache that holds nothing."""
+    return AllocatorContext(groups, num_blocks, 1024, max_chunk, CacheOfPages())
+
+
+def _fails_half_way(change: Callable[[], object], allocator: KVAllocator) -> None:
+    with pytest.raises(RuntimeError, match="half way"), allocator.transaction():
+        change()
+        raise RuntimeError("half way")
+
+
+class KVAllocatorContract:
+    """What every allocator keeps."""
+
+    machine: type[AllocatorMachine] = AllocatorMachine
+
+    @pytest.fixture
+    def make(self) -> MakeAllocator:
+        """The factory under test."""
+        raise NotImplementedError("override the fixture `make`")
+
+    @pytest.fixture
+    def pool(self, make: MakeAllocator) -> KVAllocator:
+        """One group, ten pages of four tokens to hand out."""
+        return make(context((group(4),), (11,)))
+
+    def test_random_operations_agree_with_sets(self, make: MakeAllocator) -> None:
+        machine = self.machine
+
+        class Machine(machine):  # type: ignore[misc, valid-type]
+            def __init__(self) -> None:
+                super().__init__(make)
+
+        run_state_machine_as_test(Machine, settings=_SETTINGS)
+
+    def test_page_zero_is_never_handed_out(self, pool: KVAllocator) -> None:
+        growth = pool.grow(1, 40)
+        assert growth is not None
+        assert sorted(page for _, page in growth.slots[0]) == list(range(1, 11))
+
+    def test_growing_appends_and_repeating_changes_nothing(self, pool: KVAllocator) -> None:
+        first = pool.grow(1, 5)
+        assert first is not None and [entry for entry, _ in first.slots[0]] == [0, 1]
+        again = pool.grow(1, 5)
+        assert again is not None and again.slots == ((),) and again.copies == ((),)
+        more = pool.grow(1, 9)
+        assert more is not None and [entry for entry, _ in more.slots[0]] == [2]
+
+    def test_lookahead_makes_slots_beyond(self, pool: KVAllocator) -> None:
+        growth = pool.grow(1, 4, lookahead=1)
+        assert growth is not None and len(growth.slots[0]) == 2
+
+    def test_all_groups_or_nothing(self, make: MakeAllocator) -> None:
+        pool = make(context((group(4), group(4, layer=1)), (11, 3)))
+        assert pool.grow(1, 12) is None
+        assert [entry.free for entry in pool.ledger()] == [10, 2]
+        assert pool.grow(1, 8) is not None
+
+    def test_full_pool_refuses_and_changes_nothing(self, pool: KVAllocator) -> None:
+        assert pool.grow(1, 36) is not None
+        before = pool.ledger()
+        assert pool.grow(2, 5) is None
+        assert pool.ledger() == before
+
+    def test_probe_tells_now_later_never(self, pool: KVAllocator) -> None:
+        assert pool.grow(1, 20) is not None
+        now, later, never = pool.probe(20), pool.probe(40), pool.probe(41)
+        assert now.verdict is Verdict.NOW and now.missing == (0,)
+        assert later.verdict is Verdict.LATER and later.missing == (5,)
+        assert never.verdict is Verdict.NEVER and never.total == (10,)
+
+    def test_probe_counts_on_what_the_owner_has(self, pool: KVAllocator) -> None:
+        assert pool.grow(1, 20) is not None
+        assert pool.probe(40, owner=1).verdict is Verdict.NOW
+
+    def test_released_pages_are_free_and_releasing_again_does_nothing(
+        self, pool: KVAllocator
+    ) -> None:
+        assert pool.grow(1, 10) is not None and pool.grow(2, 10) is not None
+        pool.release(1)
+        pool.release(1)
+        pool.release("nobody")
+        (ledger,) = pool.ledger()
+        assert (ledger.free, ledger.held, ledger.total) == (7, 3, 10)
+
+    def test_release_waits_for_the_fence(self, pool: KVAllocator) -> None:
+        assert pool.grow(1, 40) is not None
+        pool.release(1, after_step=7)
+        pool.fence(6)
+        assert pool.ledger()[0].deferred == 10 and pool.grow(2, 1) is None
+        pool.fence(7)
+        assert pool.ledger()[0].free == 10 and pool.grow(2, 1) is not None
+
+    def test_fence_frees_what_older_steps_held(self, pool: KVAllocator) -> None:
+        assert pool.grow(1, 8) is not None and pool.grow(2, 8) is not None
+        pool.release(1, after_step=3)
+        pool.release(2, after_step=4)
+        pool.fence(9)
+        assert pool.ledger()[0].free == 10
+
+    def test_trim_drops_rejected_drafts(self, pool: KVAllocator) -> None:
+        assert pool.grow(1, 6, lookahead=10) is not None
+        pool.trim(1, 0, 7)
+        assert pool.ledger()[0].held == 2
+        growth = pool.grow(1, 9)
+        assert growth is not None and [entry for entry, _ in growth.slots[0]] == [2]
+
+    def test_trim_keeps_the_beginning_without_a_window(self, pool: KVAllocator) -> None:
+        assert pool.grow(1, 20) is not None
+        pool.trim(1, 16, 20)
+        assert pool.ledger()[0].held == 5
+
+    def test_trim_drops_what_left_the_window(self, make: MakeAllocator) -> None:
+        pool = make(context((group(4), group(4, window=6, layer=1)), (11, 11)))
+        assert pool.grow(1, 20) is not None
+        pool.trim(1, 11, 20)
+        assert [entry.held for entry in pool.ledger()] == [5, 3]
+
+    def test_a_window_group_serves_sequences_longer_than_its_pool(
+        self, make: MakeAllocator
+    ) -> None:
+        pool = make(context((group(4, window=8),), (6,), max_chunk=4))
+        assert pool.probe(400).verdict is not Verdict.NEVER
+        for length in range(4, 404, 4):
+            assert pool.grow(1, length) is not None, f"no room at {length} tokens"
+            pool.trim(1, max(0, length - 8), length)
+
+    def test_a_failed_transaction_leaves_nothing(self, pool: KVAllocator) -> None:
+        assert pool.grow(1, 10) is not None
+        before = pool.ledger()
+        for change in (
+            lambda: pool.grow(2, 20),
+            lambda: pool.grow(1, 20),
+            lambda: pool.release(1),
+            lambda: pool.release(1, after_step=5),
+            lambda: pool.trim(1, 0, 3),
+        ):
+            _fails_half_way(change, pool)
+            assert pool.ledger() == before
+        growth = pool.grow(1, 13)
+        assert growth is not None and [entry for entry, _ in growth.slots[0]] == [3]
+
+    def test_a_transaction_that_ends_well_holds(self, pool: KVAllocator) -> None:
+        with pool.transaction():
+            pool.grow(1, 8)
+            pool.grow(2, 8)
+            pool.release(1)
+        assert (pool.ledger()[0].held, pool.ledger()[0].free) == (2, 8)
+
+
+def _sharing(pool: KVAllocator) -> SharedPages:
+    assert isinstance(pool, SharedPages), "promises `sharing` and does not implement SharedPages"
+    return pool
+
+
+class SharedPagesContract(KVAllocatorContract):
+    """What an allocator keeps whose pages can have several owners."""
+
+    machine = SharingMachine
+
+    def test_fork_shares_and_the_first_writer_copies(self, pool: KVAllocator) -> None:
+        sharing = _sharing(pool)
+        assert pool.grow(1, 6) is not None
+        sharing.fork(1, 2, 6)
+        shared = tuple(sharing.pages(1)[0])
+        assert tuple(sharing.pages(2)[0]) == shared and pool.ledger()[0].held == 2
+        growth = pool.grow(2, 7)
+        assert growth is not None
+        ((source, target),) = growth.copies[0]
+        assert source == shared[1] and target not in shared
+        assert tuple(sharing.pages(2)[0]) == (shared[0], target)
+        assert tuple(sharing.pages(1)[0]) == shared
+        alone = pool.grow(1, 7)
+        assert alone is not None and alone.copies == ((),)
+
+    def test_a_copy_needs_a_page(self, pool: KVAllocator) -> None:
+        sharing = _sharing(pool)
+        assert pool.grow(1, 6) is not None
+        sharing.fork(1, 2, 6)
+        assert pool.grow(3, 32) is not None
+        assert pool.grow(2, 7) is None
+        assert pool.probe(7, owner=2).verdict is Verdict.LATER
+
+    def test_shared_pages_outlive_one_owner(self, pool: KVAllocator) -> None:
+        sharing = _sharing(pool)
+        assert pool.grow(1, 8) is not None
+        sharing.fork(1, 2, 8)
+        pool.release(1)
+        assert pool.ledger()[0].held == 2
+        pool.release(2)
+        assert pool.ledger()[0].free == 10
+
+    def test_adopted_pages_begin_the_sequence(self, pool: KVAllocator) -> None:
+        sharing = _sharing(pool)
+        assert pool.grow(1, 8) is not None
+        pages = tuple(sharing.pages(1)[0])
+        sharing.adopt(2, [pages])
+        growth = pool.grow(2, 9)
+        assert growth is not None and growth.copies == ((),)
+        assert [entry for entry, _ in growth.slots[0]] == [2]
+        assert tuple(sharing.pages(2)[0])[:2] == pages
+
+    def test_adopting_a_free_page_or_twice_is_refused(self, pool: KVAllocator) -> None:
+        sharing = _sharing(pool)
+        assert pool.grow(1, 4) is not None
+        with pytest.raises(ValueError):
+            sharing.adopt(1, [sharing.pages(1)[0]])
+        (page,) = sharing.pages(1)[0]
+        pool.release(1)
+        with pytest.raises(ValueError):
+            sharing.adopt(2, [[page]])
+        assert pool.ledger()[0].free == 10
+
+    def test_the_cache_keeps_pages_until_they_are_needed(self, make: MakeAllocator) -> None:
+        cache = CacheOfPages()
+        pool = make(AllocatorContext((group(4),), (11,), 1024, 64, cache))
+        sharing = _sharing(pool)
+        assert pool.grow(1, 20) is not None
+        for page in tuple(sharing.pages(1)[0]):
+            sharing.retain(0, page)
+            cache.names.append((0, page))
+        pool.release(1)
+        ledger = pool.ledger()[0]
+        assert (ledger.cached, ledger.free, ledger.held) == (5, 5, 0)
+        assert pool.probe(40).verdict is Verdict.NOW
+        growth = pool.grow(2, 32)
+        assert growth is not None and len({page for _, page in growth.slots[0]}) == 8
+        ledger = pool.ledger()[0]
+        assert (ledger.held, ledger.cached + ledger.free) == (8, 2)
+
+    def test_forgotten_pages_are_free(self, pool: KVAllocator) -> None:
+        sharing = _sharing(pool)
+        assert pool.grow(1, 4) is not None
+        (page,) = sharing.pages(1)[0]
+        sharing.retain(0, page)
+        pool.release(1)
+        assert pool.ledger()[0].cached == 1
+        sharing.forget(0, page)
+        assert pool.ledger()[0].free == 10
+
+    def test_forks_and_adoptions_roll_back(self, pool: KVAllocator) -> None:
+        sharing = _sharing(pool)
+        assert pool.grow(1, 8) is not None
+        pages = tuple(sharing.pages(1)[0])
+        before = pool.ledger()
+        for change in (
+            lambda: sharing.fork(1, 2, 6),
+            lambda: sharing.adopt(2, [pages]),
+            lambda: sharing.retain(0, pages[0]),
+        ):
+            _fails_half_way(change, pool)
+            assert pool.ledger() == before and tuple(sharing.pages(1)[0]) == pages
+        sharing.adopt(2, [pages])
+
+
+class PinnedPagesContract(SharedPagesContract):
+    """What an allocator keeps that serves KV transfers."""
+
+    machine = PinMachine
+
+    def test_pinned_pages_outlive_their_sequence(self, pool: KVAllocator) -> None:
+        pinning = cast(PinnedPages, pool)
+        assert pool.grow(1, 8) is not None
+        pages = tuple(pinning.pin("export", 1, deadline=10.0)[0])
+        assert pages == tuple(_sharing(pool).pages(1)[0])
+        pool.release(1)
+        assert (pool.ledger()[0].pinned, pool.ledger()[0].free) == (2, 8)
+        pinning.unpin("export")
+        pinning.unpin("export")
+        assert pool.ledger()[0].free == 10
+
+    def test_pins_end_at_their_deadline(self, pool: KVAllocator) -> None:
+        pinning = cast(PinnedPages, pool)
+        assert pool.grow(1, 4) is not None and pool.grow(2, 4) is not None
+        pinning.pin("early", 1, deadline=10.0)
+        pinning.pin("late", 2, deadline=20.0)
+        pool.release(1)
+        pool.release(2)
+        assert pinning.expire(9.0) == ()
+        assert pinning.expire(11.0) == ("early",)
+        assert (pool.ledger()[0].pinned, pool.ledger()[0].free) == (1, 9)
+
+    def test_pinned_pages_are_not_written_to(self, pool: KVAllocator) -> None:
+        pinning = cast(PinnedPages, pool)
+        assert pool.grow(1, 6) is not None
+        pages = tuple(pinning.pin("export", 1, deadline=10.0)[0])
+        growth = pool.grow(1, 7)
+        assert growth is not None
+        assert [source for source, _ in growth.copies[0]] == [pages[1]]

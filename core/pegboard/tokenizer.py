@@ -1,0 +1,174 @@
+"""Text to token ids and back, and chat templates. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import tokenizers
+
+from pegboard.chat_template import ChatTemplate
+from pegboard.errors import RequestError, TokenizerError
+from pegboard.interfaces.checkpoint import TokenizerFacts
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+def load_tokenizer(
+    facts: TokenizerFacts, *, where: str, chat_template: str | None = None
+) -> Tokenizer:
+    """The tokenizer of a checkpoint.
+
+    Args:
+        facts: its files and texts.
+        where: the checkpoint, for errors.
+        chat_template: jinja2 source that takes the place of the checkpoint's.
+
+    Raises:
+        TokenizerError: there is none, or it cannot be used.
+    """
+    if facts.file is None:
+        raise TokenizerError(f"{where}: tokenizer", "the checkpoint has none", fix="tokenizer: REF")
+    try:
+        library = tokenizers.Tokenizer.from_file(facts.file)
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(
+            f"{facts.file}",
+            f"cannot be used ({error})",
+            allowed="a tokenizer.json of the tokenizers library",
+        ) from error
+    source = facts.chat_template if chat_template is None else chat_template
+    template = None
+    if source is not None:
+        template = ChatTemplate(source, facts.special_tokens, where=where)
+    return Tokenizer(library, facts, template, where=where)
+
+
+class Tokenizer:
+    """A tokenizer of the tokenizers library, with the checkpoint's rules for bos and chats.
+
+    Attributes:
+        vocab_size: ids that it knows, added tokens included; the model's vocabulary may be padded.
+        eos_token_ids: the id of the text that the checkpoint calls `eos_token`, if it has one.
+    """
+
+    def __init__(
+        self,
+        library: tokenizers.Tokenizer,
+        facts: TokenizerFacts,
+        template: ChatTemplate | None,
+        *,
+        where: str,
+    ) -> None:
+        library.no_truncation()
+        library.no_padding()
+        self._library = library
+        self._template = template
+        self._where = where
+        self._add_bos = facts.add_bos
+        self._bos_id = self._token_id(facts.special_tokens, "bos_token")
+        eos_id = self._token_id(facts.special_tokens, "eos_token")
+        self.vocab_size: int = library.get_vocab_size()
+        self.eos_token_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a text. Special tokens written in the text become their ids.
+
+        Args:
+            text: what to encode.
+            special: add what the checkpoint's rule adds to a plain prompt, such as bos; a prompt
+                that begins with bos gets no second one. A rendered chat has it all already.
+
+        Raises:
+            RequestError: the text is not valid Unicode.
+        """
+        by_file = special and self._add_bos is None
+        try:
+            ids: list[int] = self._library.encode(text, add_special_tokens=by_file).ids
+        except TypeError as error:  # the library's word for text that UTF-8 cannot hold
+            raise RequestError(
+                None, "the text holds half of a surrogate pair", allowed="valid Unicode"
+            ) from error
+        if special and self._add_bos and self._bos_id is not None and ids[:1] != [self._bos_id]:
+            ids.insert(0, self._bos_id)
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids; special tokens and ids beyond the vocabulary add nothing."""
+        text: str = self._library.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt of a conversation, by the chat template.
+
+        Args:
+            messages: `role`, `content` and what else the template reads; a key whose value is None
+                is as good as absent.
+            tools: JSON schemas of functions, for templates that know tools.
+            add_generation_prompt: end with the beginning of the assistant's answer.
+
+        Raises:
+            TokenizerError: the checkpoint has no chat template.
+            RequestError: the template refuses the messages.
+        """
+        if self._template is None:
+            raise TokenizerError(
+                f"{self._where}: chat template",
+                "the checkpoint has none",
+                fix="give one with chat_template, or use plain completions",
+            )
+        given = [
+            {key: value for key, value in message.items() if value is not None}
+            for message in messages
+        ]
+        return self._template.render(
+            given, tools=tools, add_generation_prompt=add_generation_prompt
+        )
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation, up to where the assistant's answer begins."""
+        return self.encode(self.render_chat(messages), special=False)
+
+    def is_skipped(self, token_id: int) -> bool:
+        """Whether `decode` leaves the token out."""
+        return token_id in self._special_ids or self._library.id_to_token(token_id) is None
+
+    def is_byte(self, token_id: int) -> bool:
+        """Whether the token is one byte whose text depends on the bytes around it."""
+        return token_id in self._byte_ids
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """No token adds more bytes of UTF-8 to a text than this."""
+        # In byte-level vocabularies a character stands for one byte, and invalid bytes become
+        # U+FFFD, three bytes each.
+        texts = self._library.get_vocab(with_added_tokens=True)
+        return max(max(len(text.encode()), 3 * len(text)) for text in texts)
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        added = self._library.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @cached_property
+    def _byte_ids(self) -> frozenset[int]:
+        """Byte-fallback tokens (`<0x0A>`), where the decoder reads them as bytes."""
+        if "ByteFallback" not in str(self._library.decoder):
+            return frozenset()
+        vocabulary = self._library.get_vocab(with_added_tokens=True)
+        return frozenset(
+            token_id for token, token_id in vocabulary.items() if _BYTE_TOKEN.fullmatch(token)
+        )
+
+    def _token_id(self, special_tokens: Mapping[str, str], name: str) -> int | None:
+        text = special_tokens.get(name)
+        token_id: int | None = None if text is None else self._library.token_to_id(text)
+        return token_id

@@ -1,0 +1,318 @@
+"""The paged allocator against sets: windows, several groups, rollback, what may be written to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pegboard.builtin.no_cache import NoCache
+from pegboard.builtin.paged_allocator import PagedAllocator
+from pegboard.interfaces.kv import KVGroup
+from pegboard.interfaces.kv_allocator import AllocatorContext, Growth, Verdict
+from pegboard.interfaces.prefix_cache import PrefixCacheContext
+
+MAX_CHUNK = 6
+WINDOW = 5
+
+
+class Names(NoCache):
+    """A cache of pages that a test names by hand."""
+
+    def __init__(self, context: PrefixCacheContext) -> None:
+        super().__init__(context)
+        self.names: list[tuple[int, int]] = []
+
+    def evict(self, group: int, num_pages: int, evictable: Callable[[int], bool]) -> Sequence[int]:
+        pages = [page for g, page in self.names if g == group and evictable(page)][:num_pages]
+        self.names = [name for name in self.names if name[0] != group or name[1] not in pages]
+        return pages
+
+
+def _groups(*shapes: tuple[int, int | None]) -> tuple[KVGroup, ...]:
+    return tuple(
+        KVGroup((index,), 1, 8, size, window, "none", "float32")
+        for index, (size, window) in enumerate(shapes)
+    )
+
+
+def _pool(*num_blocks: int, shapes: Sequence[tuple[int, int | None]] = ((4, None),)) -> Any:
+    groups = _groups(*shapes)
+    cache = Names(PrefixCacheContext(groups, num_blocks, ""))
+    return PagedAllocator(AllocatorContext(groups, num_blocks, 400, MAX_CHUNK, cache)), cache
+
+
+class PagedMachine(RuleBasedStateMachine):
+    """Sequences of a group without and one with a window, driven as an engine drives them.
+
+    The model is one set of references a page: owners, pins, waiting steps, the cache.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.next_owner = 0
+        self.step = 0
+
+    @initialize(
+        sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+        counts=st.tuples(st.integers(8, 30), st.integers(8, 20)),
+    )
+    def begin(self, sizes: tuple[int, int], counts: tuple[int, int]) -> None:
+        self.shapes = ((sizes[0], None), (sizes[1], WINDOW))
+        self.counts = counts
+        self.pool, self.cache = _pool(*counts, shapes=self.shapes)
+        self.tables: dict[int, list[list[int]]] = {}
+        self.lengths: dict[int, int] = {}
+        self.waiting: list[tuple[int, list[set[int]]]] = []
+        self.pins: dict[str, list[set[int]]] = {}
+
+    def _references(self, group: int) -> Counter[int]:
+        """References that keep a page from being handed out."""
+        pages: Counter[int] = Counter()
+        for tables in self.tables.values():
+            pages.update(page for page in tables[group] if page)
+        for _, waiting in self.waiting:
+            pages.update(waiting[group])
+        for pinned in self.pins.values():
+            pages.update(pinned[group])
+        return pages
+
+    def _grow(self, owner: int, num_tokens: int, lookahead: int) -> Growth | None:
+        before = [self._references(group) for group in range(2)]
+        ledger = self.pool.ledger()
+        growth: Growth | None = self.pool.grow(owner, num_tokens, lookahead)
+        if growth is None:
+            after = self.pool.ledger()
+            assert [entry.held for entry in after] == [entry.held for entry in ledger]
+            assert self.pool.probe(num_tokens + lookahead, owner).verdict is not Verdict.NOW
+            return None
+        tables = self.tables.setdefault(owner, [[], []])
+        for group, (size, _) in enumerate(self.shapes):
+            written = self.lengths.get(owner, 0) // size
+            for entry, page in growth.slots[group]:
+                assert page and not before[group][page], "the page is somebody's"
+                tables[group][entry : entry + 1] = [page]
+            assert len(tables[group]) * size >= num_tokens + min(lookahead, 1)
+            for page in tables[group][written : -(-num_tokens // size)]:
+                shared = self._references(group)[page] - sum(
+                    page in waiting[group] for _, waiting in self.waiting
+                )
+                assert shared == 1 and (group, page) not in self.cache.names
+        self.lengths[owner] = num_tokens
+        return growth
+
+    @rule(num_tokens=st.integers(1, MAX_CHUNK), lookahead=st.integers(0, 2))
+    def arrive(self, num_tokens: int, lookahead: int) -> None:
+        self.next_owner += 1
+        lookahead = min(lookahead, MAX_CHUNK - num_tokens)
+        self._grow(self.next_owner, num_tokens, lookahead)
+
+    @precondition(lambda self: self.lengths)
+    @rule(data=st.data(), chunk=st.integers(1, MAX_CHUNK), drafts=st.integers(0, 3))
+    def compute(self, data: st.DataObject, chunk: int, drafts: int) -> None:
+        owner = data.draw(st.sampled_from(sorted(self.lengths)))
+        drafts = min(drafts, MAX_CHUNK - chunk)
+        length = self.lengths[owner] + chunk
+        if self._grow(owner, length, drafts) is None:
+            return
+        accepted = data.draw(st.integers(0, drafts))
+        keep_from, keep_to = max(0, length + accepted - WINDOW + 1), length + accepted
+        self.pool.trim(owner, keep_from, keep_to)
+        for group, (size, window) in enumerate(self.shapes):
+            table = self.tables[owner][group]
+            del table[-(-keep_to // size) :]
+            if window is not None:
+                for entry in range(min(keep_from // size, len(table))):
+                    table[entry] = 0
+
+    @precondition(lambda self: self.lengths)
+    @rule(data=st.data(), back=st.integers(0, 3))
+    def fork(self, data: st.DataObject, back: int) -> None:
+        owner = data.draw(st.sampled_from(sorted(self.lengths)))
+        num_tokens = max(1, self.lengths[owner] - back)
+        self.next_owner += 1
+        self.pool.fork(owner, self.next_owner, num_tokens)
+        self.tables[self.next_owner] = [
+            table[: -(-num_tokens // size)]
+            for table, (size, _) in zip(self.tables[owner], self.shapes, strict=True)
+        ]
+        self.lengths[self.next_owner] = num_tokens
+
+    @precondition(lambda self: self.lengths)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        owner = data.draw(st.sampled_from(sorted(self.lengths)))
+        for group, (size, _) in enumerate(self.shapes):
+            for page in self.tables[owner][group][: self.lengths[owner] // size]:
+                if page and (group, page) not in self.cache.names:
+                    self.pool.retain(group, page)
+                    self.cache.names.append((group, page))
+
+    @precondition(lambda self: self.lengths)
+    @rule(data=st.data(), name=st.sampled_from("ab"))
+    def pin(self, data: st.DataObject, name: str) -> None:
+        self.pool.unpin(name)
+        owner = data.draw(st.sampled_from(sorted(self.lengths)))
+        pages = self.pool.pin(name, owner, 1.0)
+        self.pins[name] = [{page for page in group if page} for group in pages]
+
+    @rule()
+    def expire(self) -> None:
+        assert set(self.pool.expire(2.0)) == set(self.pins)
+        self.pins.clear()
+
+    @precondition(lambda self: self.lengths)
+    @rule(data=st.data(), later=st.sampled_from([None, 1, 2]))
+    def release(self, data: st.DataObject, later: int | None) -> None:
+        owner = data.draw(st.sampled_from(sorted(self.lengths)))
+        after_step = None if later is None else self.step + later
+        self.pool.release(owner, after_step)
+        tables = self.tables.pop(owner)
+        del self.lengths[owner]
+        if after_step is not None:
+            self.waiting.append((after_step, [{p for p in table if p} for table in tables]))
+
+    @rule()
+    def fence(self) -> None:
+        self.step += 1
+        self.pool.fence(self.step)
+        self.waiting = [entry for entry in self.waiting if entry[0] > self.step]
+
+    @rule(data=st.data())
+    def fail_half_way(self, data: st.DataObject) -> None:
+        """Whatever happens in a transaction that fails, tables and pages are as before."""
+        with pytest.raises(InterruptedError), self.pool.transaction():
+            self.pool.grow(-1, MAX_CHUNK)
+            for owner in sorted(self.lengths):
+                change = data.draw(st.sampled_from(["grow", "trim", "release", "defer", "fork"]))
+                length = self.lengths[owner]
+                if change == "grow":
+                    self.pool.grow(owner, length + 2, 2)
+                elif change == "trim":
+                    self.pool.trim(owner, length // 2, max(1, length - 2))
+                elif change == "fork":
+                    self.pool.fork(owner, -owner - 1, length)
+                else:
+                    self.pool.release(owner, self.step + 1 if change == "defer" else None)
+            self.pool.fence(self.step + 1)
+            raise InterruptedError
+
+    @invariant()
+    def all_agrees_with_the_sets(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        for owner, tables in self.tables.items():
+            assert [list(table) for table in self.pool.pages(owner)] == tables
+        for group, ledger in enumerate(self.pool.ledger()):
+            parts = (ledger.free, ledger.held, ledger.cached, ledger.pinned, ledger.deferred)
+            assert sum(parts) == ledger.total == self.counts[group] - 1
+            held = {page for tables in self.tables.values() for page in tables[group] if page}
+            assert ledger.held == len(held)
+            kept = set(self._references(group))
+            named = {page for g, page in self.cache.names if g == group}
+            assert ledger.cached == len(named - kept)
+            assert ledger.free == ledger.total - len(kept | named)
+
+
+PagedMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestPagedMachine = PagedMachine.TestCase
+
+
+def test_a_window_bounds_what_a_long_sequence_needs() -> None:
+    pool, _ = _pool(5, shapes=[(4, WINDOW)])
+    assert pool.probe(400).verdict is Verdict.NOW
+    for length in range(MAX_CHUNK, 400, MAX_CHUNK):
+        assert pool.grow(1, length) is not None
+        pool.trim(1, length - WINDOW + 1, length)
+    assert pool.ledger()[0].held <= 2
+    small, _ = _pool(4, shapes=[(4, WINDOW)])
+    assert small.probe(400).verdict is Verdict.NEVER
+
+
+def test_a_far_reserve_does_not_fill_a_window_group() -> None:
+    pool, _ = _pool(101, 5, shapes=[(4, None), (4, WINDOW)])
+    assert pool.grow(1, 4, lookahead=390) is not None
+    assert [entry.held for entry in pool.ledger()] == [99, 2]
+
+
+def test_a_named_page_is_copied_before_it_is_written_to() -> None:
+    pool, _ = _pool(11)
+    assert pool.grow(1, 8) is not None
+    pool.fork(1, 2, 6)
+    named = pool.pages(1)[0][1]
+    pool.retain(0, named)
+    pool.release(1)
+    growth = pool.grow(2, 7)
+    assert [source for source, _ in growth.copies[0]] == [named]
+    assert pool.ledger()[0].cached == 1
+
+
+def test_an_inner_transaction_rolls_back_alone() -> None:
+    pool, _ = _pool(11)
+    with pool.transaction():
+        pool.grow(1, 8)
+        with pytest.raises(KeyError), pool.transaction():
+            pool.grow(2, 8)
+            raise KeyError
+        pool.grow(3, 4)
+    assert [len(pool.pages(owner)[0]) for owner in (1, 3)] == [2, 1]
+    assert pool.ledger()[0].held == 3
+
+
+def test_pages_that_were_evicted_for_a_failed_plan_are_free() -> None:
+    pool, cache = _pool(11)
+    pool.grow(1, 40)
+    for page in pool.pages(1)[0]:
+        pool.retain(0, page)
+        cache.names.append((0, page))
+    with pytest.raises(KeyError), pool.transaction():
+        pool.release(1)
+        assert pool.grow(2, 20) is not None
+        raise KeyError
+    assert len(pool.pages(1)[0]) == 10 and pool.ledger()[0].held == 10
+    pool.release(1)
+    assert (pool.ledger()[0].free, pool.ledger()[0].cached) == (5, 5)
+
+
+def test_a_cache_that_gives_up_nothing_is_no_growth() -> None:
+    groups = _groups((4, None))
+    cache = NoCache(PrefixCacheContext(groups, (6,), ""))
+    pool = PagedAllocator(AllocatorContext(groups, (6,), 400, 64, cache))
+    pool.grow(1, 8)
+    for page in pool.pages(1)[0]:
+        pool.retain(0, page)
+    pool.release(1)
+    assert pool.grow(2, 16) is None
+    assert pool.ledger()[0].held == 0 and pool.grow(2, 12) is not None
+
+
+def test_releases_after_a_fenced_step_are_free_at_once() -> None:
+    pool, _ = _pool(6)
+    pool.fence(4)
+    pool.grow(1, 20)
+    pool.release(1, after_step=4)
+    assert pool.ledger()[0].free == 5
+
+
+@pytest.mark.parametrize("change", ["adopt", "fork", "pin", "retain", "long fork"])
+def test_what_exists_or_does_not_is_refused(change: str) -> None:
+    pool, _ = _pool(6)
+    pool.grow(1, 8)
+    pool.grow(2, 4)
+    pool.pin("p", 1, 1.0)
+    calls: dict[str, Callable[[], object]] = {
+        "adopt": lambda: pool.adopt(3, [[5]]),
+        "fork": lambda: pool.fork(1, 2, 4),
+        "pin": lambda: pool.pin("p", 1, 1.0),
+        "retain": lambda: pool.retain(0, 5),
+        "long fork": lambda: pool.fork(1, 4, 9),
+    }
+    before = pool.ledger()
+    with pytest.raises(ValueError):
+        calls[change]()
+    assert pool.ledger() == before

@@ -1,0 +1,132 @@
+"""Arguments of the command line, and the config that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from pegboard.cli.flags import FLAGS, REFUSED_FLAGS
+from pegboard.cli.options import takes_config
+from pegboard.cli.run import run
+from pegboard.config import Config
+from pegboard.config_text import all_keys
+
+Read = Callable[..., Config]
+
+
+@pytest.fixture
+def read(capsys: pytest.CaptureFixture[str]) -> Read:
+    """Reads a command line as `serve` does; a refusal is a ValueError with its lines."""
+
+    def parse(*arguments: str) -> Config:
+        seen: list[Config] = []
+
+        def command(config: Config) -> None:
+            seen.append(config)
+
+        app = typer.Typer()
+        app.command()(takes_config(command))
+        status = run(app, list(arguments), name="serve")
+        if status:
+            assert status == 2
+            raise ValueError(capsys.readouterr().err)
+        return seen[0]
+
+    return parse
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--max-model-len", "512"], {"max_model_len": 512}),
+        (["--max-model-len", "auto"], {"max_model_len": "auto"}),
+        (["--gpu-memory-utilization", "0.8"], {"kv_cache": {"memory": 0.8}}),
+        (["--tensor-parallel-size", "2"], {"executor": {"tensor_parallel": 2}}),
+        (["--max-num-seqs", "7"], {"scheduler": {"max_num_seqs": 7}}),
+        (["--max-num-batched-tokens", "9"], {"scheduler": {"max_num_batched_tokens": 9}}),
+        (["--enable-prefix-caching"], {"prefix_cache": "on"}),
+        (["--no-enable-prefix-caching"], {"prefix_cache": "none"}),
+        (["--quantization", "awq"], {"quantizer": "awq"}),
+        (["--kv-cache-dtype", "fp8"], {"kv_cache": {"encoding": "fp8"}}),
+        (["--dtype", "half"], {"dtype": "float16"}),
+        (["--dtype", "bfloat16"], {"dtype": "bfloat16"}),
+        (["--host", "0.0.0.0"], {"server": {"host": "0.0.0.0"}}),
+        (["--port", "8080"], {"server": {"port": 8080}}),
+        (["--api-key", "a", "--api-key", "b"], {"server": {"api_keys": ["a", "b"]}}),
+        (["--served-model-name", "123"], {"server": {"served_model_name": "123"}}),
+        (["--seed", "5"], {"seed": 5}),
+        (["--revision", "123"], {"revision": "123"}),
+        (
+            ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}'],
+            {"drafter": {"name": "ngram", "num_speculative_tokens": 3}},
+        ),
+    ],
+)
+def test_a_tutorials_flag_sets_its_key(
+    read: Read, arguments: list[str], expected: dict[str, Any]
+) -> None:
+    assert read("m", *arguments) == Config(model="m", **expected)
+
+
+def test_every_flag_sets_a_key_that_exists_and_no_two_share_a_name() -> None:
+    assert {flag.key for flag in FLAGS} <= set(all_keys(Config))
+    names = [flag.name for flag in FLAGS] + [flag.name for flag in REFUSED_FLAGS]
+    assert len(set(names)) == len(names)
+
+
+def test_the_file_gives_way_to_flags_and_these_to_set(read: Read, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("model: file\nseed: 1\nmax_model_len: 1\nscheduler: {max_num_seqs: 1}\n")
+    config = read(
+        "flag", "--config", str(path), "--seed", "2", "--max-num-seqs", "2", "--set", "seed=3"
+    )
+    assert (config.model, config.seed) == ("flag", 3)
+    assert (config.max_model_len, config.scheduler.max_num_seqs) == (1, 2)
+
+
+def test_sets_act_in_their_order(read: Read) -> None:
+    assert read("--set", "model=a", "--set", "model=b").model == "b"
+
+
+@pytest.mark.parametrize("flag", REFUSED_FLAGS, ids=lambda flag: flag.name)
+def test_a_flag_without_effect_is_refused(read: Read, flag: Any) -> None:
+    arguments = [flag.name] if flag.type is bool else [flag.name, "1"]
+    with pytest.raises(ValueError, match=f"^error: {flag.name}: .*; fix: .*\n$"):
+        read("m", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["m", "--max-model-len", "x"], "error: max_model_len: 'x'; allowed: auto, or a whole"),
+        (["m", "--port", "[1"], "error: --port: not YAML"),
+        (["m", "--set", "modle=x"], "error: modle: unknown key; allowed: model, "),
+        (["m", "--set", "modle"], "error: --set: 'modle'; allowed: key=value"),
+        (["m", "--nope"], "error: No such option"),
+        (["m", "n"], "error: "),
+        (["m", "--port"], "error: Option '--port' requires an argument"),
+        ([], "error: model: missing"),
+        (["--config", "no/such.yaml"], "error: no/such.yaml: no such file"),
+        (["m", "--speculative-config", "ngram"], "error: --speculative-config: not JSON"),
+        (["m", "--speculative-config", "[1]"], "error: --speculative-config: [1]; allowed:"),
+        (
+            ["m", "--speculative-config", '{"mehtod": "ngram"}'],
+            "error: --speculative-config mehtod: unknown key; allowed: method",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(read: Read, arguments: list[str], line: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        read(*arguments)
+    said = str(caught.value)
+    assert said.startswith(line)
+    assert said.count("\n") == 1
+
+
+def test_two_mistakes_are_two_lines(read: Read) -> None:
+    with pytest.raises(ValueError, match=r"^error: threads: .*\nerror: seed: .*\n$"):
+        read("m", "--set", "threads=0", "--seed", "x")

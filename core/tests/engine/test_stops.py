@@ -1,0 +1,75 @@
+"""Stop texts against a search of the whole text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from pegboard.engine.stops import TextStream
+
+letters = st.text(alphabet="ab", min_size=1, max_size=5)
+
+
+class Pieces:
+    """A detokenizer whose tokens are pieces of text; it keeps the last piece for the end."""
+
+    def __init__(self, pieces: Sequence[str], rest: str) -> None:
+        self.pieces = pieces
+        self.rest = rest
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        return "".join(self.pieces[token_id] for token_id in token_ids)
+
+    def finish(self) -> str:
+        return self.rest
+
+
+def _whole(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
+    """The text up to the stop text that is complete first; of several the longest."""
+    for end in range(len(text) + 1):
+        found = [word for word in stop if text[:end].endswith(word)]
+        if found:
+            longest = max(found, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    pieces=st.lists(st.text(alphabet="ab", max_size=4), max_size=12),
+    rest=st.text(alphabet="ab", max_size=3),
+    stop=st.lists(letters, max_size=4),
+)
+def test_shown_text_is_the_text_before_the_stop_however_it_arrives(
+    pieces: list[str], rest: str, stop: list[str]
+) -> None:
+    text, stopped_by = _whole("".join(pieces) + rest, stop)
+    stream = TextStream(Pieces(pieces, rest), stop)
+    shown = ""
+    for token_id in range(len(pieces)):
+        shown += stream.add(token_id)
+        assert text.startswith(shown), "text had to be taken back"
+        if stream.stopped_by is not None:
+            break
+    shown += stream.finish()
+    assert (shown, stream.stopped_by) == (text, stopped_by)
+
+
+@given(pieces=st.lists(st.text(max_size=4), max_size=12))
+def test_without_stop_texts_nothing_is_held_back(pieces: list[str]) -> None:
+    stream = TextStream(Pieces(pieces, "."), ())
+    assert [stream.add(index) for index in range(len(pieces))] == pieces
+    assert stream.finish() == "."
+
+
+def test_only_what_could_become_a_stop_is_held_back() -> None:
+    stream = TextStream(Pieces(["one tw", "elve", " two", " th", "ree"], ""), ["two three"])
+    assert [stream.add(index) for index in range(5)] == ["one ", "twelve", " ", "", ""]
+    assert stream.stopped_by == "two three"
+
+
+def test_without_a_tokenizer_there_is_no_text() -> None:
+    stream = TextStream(None, ())
+    assert stream.add(3) == "" and stream.finish() == ""

@@ -1,0 +1,294 @@
+"""Every way in which a plugin can be unusable is an error of its own kind that says what to do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegboard import Engine, errors
+from pegboard.compose import build_engine, prepare
+from pegboard.config import Config
+from pegboard.plugins.listing import list_plugins
+
+Install = Callable[..., Path]
+
+
+def config_of(model: Path, **values: Any) -> Config:
+    return Config.from_values(
+        {"model": str(model), "kv_cache": {"memory": "8MiB"}, "max_model_len": 64, **values}
+    )
+
+
+def named(model: Path, name: str = "one_by_one", **values: Any) -> Config:
+    return config_of(model, scheduler={"name": name}, **values)
+
+
+def test_a_strangers_scheduler_is_chosen_by_name_and_serves(
+    install: Install, tiny_model: Path
+) -> None:
+    install("sched")
+    with Engine(named(tiny_model)) as engine:
+        engine.submit([1, 2, 3])
+        assert "pegboard_sched" in sys.modules
+        while engine.has_work():
+            engine.step()
+        assert engine.prepared.composition.parts["scheduler"].origin.version == "1.2.3"
+
+
+def test_a_plugin_that_nothing_names_is_not_imported(install: Install, tiny_model: Path) -> None:
+    install("idle", code="raise RuntimeError('imported')", provides="idle")
+    build_engine(prepare(config_of(tiny_model))).close()
+    assert "pegboard_idle" not in sys.modules
+
+
+def test_a_name_that_nothing_provides(tiny_model: Path) -> None:
+    with pytest.raises(errors.PluginNotInstalled, match=r"installed: fcfs"):
+        prepare(named(tiny_model, "nope"))
+
+
+def test_a_known_plugin_that_is_missing_says_what_to_install(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pegboard.plugins.choice.suggestion", lambda *_: "pegboard-schedulers")
+    with pytest.raises(errors.PluginNotInstalled, match="pip install pegboard-schedulers"):
+        prepare(named(tiny_model, "priority"))
+
+
+def test_no_manifest(install: Install, tiny_model: Path) -> None:
+    package = install("bare", manifest="")
+    listing = {plugin.name: plugin for plugin in list_plugins()}["bare"]
+    assert listing.problem is not None and "plugin.toml" in listing.problem
+    assert str(package) in listing.origin
+    with pytest.raises(errors.UserError, match=r"bare.*1\.2\.3.*plugin\.toml"):
+        prepare(named(tiny_model, "bare"))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        ("[plugin\n", "invalid manifest"),
+        ('[plugin]\nname = "x"\n', "provides"),
+        (
+            '[plugin]\nname="x"\n[[provides]]\ninterface="scheduler"\nversion=0\nname="a"\n'
+            'summary="s"\nrequire={}\n',
+            "unknown field `require`",
+        ),
+        (
+            '[plugin]\nname="x"\n[[provides]]\ninterface="schedule"\nversion=0\nname="a"\n'
+            'summary="s"\n',
+            "unknown interface 'schedule'",
+        ),
+        (
+            '[plugin]\nname="x"\n[[provides]]\ninterface="attention"\nversion=0\nname="a"\n'
+            'summary="s"\n',
+            "lacks layout",
+        ),
+        (
+            '[plugin]\nname="x"\n[[provides]]\ninterface="scheduler"\nversion=99\nname="a"\n'
+            'summary="s"\n',
+            "written for version 99",
+        ),
+    ],
+)
+def test_an_invalid_manifest_is_a_line_in_the_list_and_stops_nothing(
+    install: Install, tiny_model: Path, manifest: str, said: str
+) -> None:
+    install("wrong", manifest=manifest)
+    problem = {plugin.name: plugin for plugin in list_plugins()}["wrong"].problem
+    assert problem is not None and said in problem and "\n" not in problem
+    prepare(config_of(tiny_model))
+
+
+def test_an_import_that_fails_shows_the_original(install: Install, tiny_model: Path) -> None:
+    install("boom", code="import a_module_that_is_missing")
+    with pytest.raises(errors.PluginImportFailed, match=r"pegboard-boom 1\.2\.3") as caught:
+        build_engine(prepare(named(tiny_model)))
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_a_misspelt_hook(install: Install, tiny_model: Path) -> None:
+    code = "from pegboard import hookimpl\n\n@hookimpl\ndef pegboard_schedular():\n    return {}\n"
+    install("typo", code=code)
+    with pytest.raises(errors.UnknownHook, match="pegboard_schedular"):
+        build_engine(prepare(named(tiny_model)))
+
+
+def test_a_hook_with_a_wrong_signature(install: Install, tiny_model: Path) -> None:
+    code = "from pegboard import hookimpl\n\n@hookimpl\ndef pegboard_schedulers(engine):\n    return {}\n"
+    install("sig", code=code)
+    with pytest.raises(errors.HookSignatureWrong, match="engine"):
+        build_engine(prepare(named(tiny_model)))
+
+
+def test_a_manifest_that_promises_what_no_hook_provides(install: Install, tiny_model: Path) -> None:
+    code = "from pegboard import hookimpl\n\n@hookimpl\ndef pegboard_schedulers():\n    return {}\n"
+    install("empty", code=code)
+    with pytest.raises(errors.ManifestHookMismatch, match="scheduler 'one_by_one'"):
+        build_engine(prepare(named(tiny_model)))
+
+
+def test_two_plugins_with_one_name_are_settled_only_by_replace(
+    install: Install, tiny_model: Path
+) -> None:
+    install("first", provides="same")
+    install("second", provides="same")
+    with pytest.raises(errors.DuplicateName, match=r"first.*second.*plugins\.replace"):
+        prepare(named(tiny_model, "same"))
+    replace = {"plugins": {"replace": {"scheduler.same": "second"}}}
+    composition = prepare(named(tiny_model, "same", **replace)).composition
+    assert composition.parts["scheduler"].origin.plugin == "second"
+
+
+def test_a_builtin_can_be_replaced(install: Install, tiny_model: Path) -> None:
+    install("mine", provides="fcfs")
+    replace = {"plugins": {"replace": {"scheduler.fcfs": "mine"}}}
+    composition = prepare(config_of(tiny_model, **replace)).composition
+    assert composition.parts["scheduler"].origin.plugin == "mine"
+
+
+OPTIONS_MANIFEST = """
+[plugin]
+name = "{name}"
+
+[[provides]]
+interface = "scheduler"
+version = 0
+name = "{provides}"
+summary = "s"
+options = "pegboard_opt.options:Options"
+"""
+
+
+def test_options_that_do_not_fit_name_their_whole_path(install: Install, tiny_model: Path) -> None:
+    package = install("opt", manifest=OPTIONS_MANIFEST)
+    (package / "options.py").write_text(
+        "from pydantic import BaseModel\n\nclass Options(BaseModel, extra='forbid'):\n"
+        "    max_wait: float = 1.0\n"
+    )
+    config = config_of(
+        tiny_model, scheduler={"name": "one_by_one", "options": {"max_wait": "long"}}
+    )
+    with pytest.raises(errors.OptionsInvalid, match=r"scheduler\.options\.max_wait"):
+        prepare(config)
+
+
+def test_options_for_a_part_that_takes_none(tiny_model: Path) -> None:
+    config = config_of(tiny_model, scheduler={"name": "fcfs", "options": {"speed": 11}})
+    with pytest.raises(errors.OptionsInvalid, match=r"scheduler\.options"):
+        prepare(config)
+
+
+def test_a_factory_that_raises(install: Install, tiny_model: Path) -> None:
+    code = """
+    from pegboard import hookimpl
+
+    def make(context):
+        raise ZeroDivisionError("by zero")
+
+    @hookimpl
+    def pegboard_schedulers():
+        return {{"{provides}": make}}
+    """
+    install("raises", code=code)
+    with pytest.raises(errors.FactoryFailed, match="ZeroDivisionError: by zero"):
+        build_engine(prepare(named(tiny_model)))
+
+
+def test_an_object_that_is_no_scheduler(install: Install, tiny_model: Path) -> None:
+    code = """
+    from pegboard import hookimpl
+
+    @hookimpl
+    def pegboard_schedulers():
+        return {{"{provides}": lambda context: object()}}
+    """
+    install("shape", code=code)
+    with pytest.raises(errors.InterfaceNotSatisfied, match="without plan"):
+        build_engine(prepare(named(tiny_model)))
+
+
+def test_every_reason_is_told_at_once(tiny_model: Path) -> None:
+    config = config_of(
+        tiny_model,
+        scheduler={"name": "nope"},
+        attention="nope",
+        numerics="invariant",
+        executor={"name": "local", "tensor_parallel": 2},
+    )
+    with pytest.raises(errors.CompositionRefused) as caught:
+        prepare(config)
+    reasons = "\n".join(caught.value.reasons)
+    for said in ("scheduler: no installed", "attention: no installed", "tensor_parallel", "linear"):
+        assert said in reasons
+
+
+SINGLE_FILE = """# /// pegboard
+# [plugin]
+# name = "mine"
+# [[provides]]
+# interface = "scheduler"
+# version = 0
+# name = "mine"
+# summary = "One at a time"
+# ///
+from pegboard import hookimpl
+from pegboard.interfaces.scheduler import Scheduler
+
+
+class Mine(Scheduler):
+    def plan(self, queue, step):
+        for seq in [*queue.running, *queue.waiting][:1]:
+            step.add(seq, seq.num_pending)
+
+
+@hookimpl
+def pegboard_schedulers():
+    return {"mine": lambda context: Mine()}
+"""
+
+
+def test_a_single_file_plugin(tmp_path: Path, tiny_model: Path) -> None:
+    path = tmp_path / "my_plugin.py"
+    path.write_text(SINGLE_FILE)
+    config = named(tiny_model, "mine", plugins={"load": [str(path)]})
+    with Engine(config) as engine:
+        engine.submit([1, 2, 3])
+        while engine.has_work():
+            engine.step()
+
+
+def test_a_single_file_without_manifest_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    path = tmp_path / "my_plugin.py"
+    path.write_text("x = 1\n")
+    with pytest.raises(errors.ManifestInvalid, match="/// pegboard"):
+        prepare(config_of(tiny_model, plugins={"load": [str(path)]}))
+
+
+def test_an_object_instead_of_a_name(tiny_model: Path) -> None:
+    from pegboard.interfaces.scheduler import QueueView, Scheduler, StepBuilder
+
+    class Counting(Scheduler):
+        plans = 0
+
+        def plan(self, queue: QueueView, step: StepBuilder) -> None:
+            self.plans += 1
+            for seq in [*queue.running, *queue.waiting]:
+                step.add(seq, seq.num_pending)
+
+    scheduler = Counting()
+    with Engine(config_of(tiny_model), scheduler=scheduler) as engine:
+        engine.submit([1, 2, 3])
+        while engine.has_work():
+            engine.step()
+    assert scheduler.plans > 0
+
+
+def test_an_object_of_the_wrong_kind_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(errors.InterfaceNotSatisfied, match="without plan"):
+        Engine(config_of(tiny_model), scheduler=object())
+    with pytest.raises(errors.ConfigError, match="no such interface"):
+        Engine(config_of(tiny_model), schedular=object())

@@ -1,0 +1,221 @@
+"""A worker gives a sequence the same tokens, however its steps are cut."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pegboard.errors import EngineError
+
+PROMPT = list(range(40, 63))
+OTHER = [7, 300, 7, 300, 12]
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_k": 200, "seed": 2**63 + 11, "index": 3}
+
+
+def generate(host: Any, prompt: list[int], num_tokens: int = 12, **params: Any) -> list[int]:
+    host.admit(0, prompt, **params)
+    host.prefill([0])
+    host.decode([0], num_tokens)
+    output: list[int] = host.output(0)
+    return output
+
+
+@pytest.mark.parametrize("params", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_chunks_do_not_change_tokens(make_host: Any, size: int, params: dict[str, Any]) -> None:
+    expected = generate(make_host(), PROMPT, **params)
+    assert len(set(expected)) > 3
+    host = make_host()
+    host.admit(0, PROMPT, **params)
+    host.prefill([0], size)
+    host.decode([0], 12)
+    assert host.output(0) == expected
+
+
+def test_rows_of_a_batch_do_not_meet(make_host: Any) -> None:
+    alone = generate(make_host(), PROMPT, **SAMPLED), generate(make_host(), OTHER)
+    host = make_host(window=None)
+    host.admit(4, PROMPT, **SAMPLED)
+    host.step({4: 9})
+    host.admit(1, OTHER)
+    host.step({4: 3, 1: 5})
+    host.step({1: 1, 4: 11})
+    host.decode([1, 4], 12)
+    assert (host.output(4, 12), host.output(1, 12)) == alone
+
+
+def test_seed_position_and_index_choose_the_noise(make_host: Any) -> None:
+    outputs = [
+        tuple(generate(make_host(), PROMPT, temperature=1.0, seed=seed, index=index))
+        for seed, index in ((1, 0), (1, 0), (2, 0), (1, 1))
+    ]
+    assert outputs[0] == outputs[1]
+    assert len(set(outputs)) == 3
+
+
+def test_a_resumed_sequence_goes_on_with_the_same_tokens(make_host: Any) -> None:
+    expected = generate(make_host(), PROMPT, **SAMPLED)
+    host = make_host()
+    host.admit(0, PROMPT, **SAMPLED)
+    host.prefill([0])
+    host.decode([0], 5)
+    known = list(host.rows[0].tokens)
+    host.release(0)
+    host.admit(3, known, num_prompt_tokens=len(PROMPT), **SAMPLED)
+    host.prefill([3], 8)
+    host.decode([3], 12)
+    assert host.output(3) == expected
+
+
+def test_a_released_row_leaves_nothing_behind(make_host: Any) -> None:
+    expected = generate(make_host(), OTHER)
+    host = make_host()
+    biased = {"logit_bias": {"logit_bias": {9: 100.0}}}
+    assert generate(host, PROMPT, temperature=1.0, processors=biased) == [9] * 12
+    host.release(0)
+    assert generate(host, OTHER) == expected
+
+
+def test_a_fork_copies_pages_of_all_groups(make_host: Any) -> None:
+    expected = generate(make_host(), PROMPT, 14)
+    host = make_host()
+    host.admit(0, PROMPT)
+    host.prefill([0])
+    host.decode([0], 3)
+    host.fork(0, 2)
+    # The parent's next tokens are written beside the child's, not over them.
+    host.decode([0], 14)
+    host.decode([2], 14)
+    assert host.output(2) == expected == host.output(0)
+
+
+def test_logprobs_are_of_the_raw_distribution(make_host: Any) -> None:
+    plain = make_host()
+    plain.admit(0, PROMPT, num_logprobs=5)
+    plain.prefill([0])
+    bent = make_host()
+    bias = {"logit_bias": {"logit_bias": {3: 1000.0}}}
+    bent.admit(0, PROMPT, num_logprobs=5, temperature=0.5, processors=bias)
+    bent.prefill([0])
+    before, after = plain.results[-1].logprobs, bent.results[-1].logprobs
+    assert bent.output(0) == [3] and after.token_ids.tolist() == [3]
+    assert np.array_equal(before.top_ids, after.top_ids)
+    assert np.array_equal(before.top_logprobs, after.top_logprobs)
+    assert before.ranks.tolist() == [1] and before.top_ids[0, 0] == before.token_ids[0]
+    assert after.ranks[0] > 1 and after.logprobs[0] < before.logprobs[0]
+    assert np.all(np.diff(before.top_logprobs[0]) <= 0)
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_prompt_logprobs_are_those_of_decoding_the_same_tokens(make_host: Any, size: int) -> None:
+    host = make_host()
+    host.admit(0, PROMPT, num_logprobs=2)
+    host.prefill([0])
+    host.decode([0], 6)
+    decoded = [r.logprobs for r in host.results]
+    whole = list(host.rows[0].tokens)
+
+    host = make_host()
+    host.admit(1, OTHER)  # a row that does not ask
+    host.admit(0, whole, num_prompt_logprobs=3)
+    host.prefill([1, 0], size)
+    parts = [r.prompt_logprobs for r in host.results if r.prompt_logprobs is not None]
+    token_ids = np.concatenate([p.token_ids for p in parts])
+    assert token_ids.tolist() == whole[1:]
+    assert all(len(p.token_ids) == p.offsets[-1] and p.top_ids.shape[1] == 3 for p in parts)
+    tail = slice(len(PROMPT) - 1, None)
+    for name in ("logprobs", "ranks"):
+        got = np.concatenate([getattr(p, name) for p in parts])[tail]
+        assert got == pytest.approx(np.concatenate([getattr(d, name) for d in decoded]), abs=1e-5)
+    top = np.concatenate([p.top_ids for p in parts])[tail, :2]
+    assert np.array_equal(top, np.concatenate([d.top_ids for d in decoded]))
+
+
+def test_only_rows_that_asked_get_logprobs(make_host: Any) -> None:
+    host = make_host()
+    host.admit(0, PROMPT)
+    host.admit(1, OTHER, num_logprobs=0)
+    host.admit(2, OTHER, num_logprobs=4)
+    result = host.step({0: len(PROMPT), 1: 5, 2: 5})
+    assert result.logprobs.offsets.tolist() == [0, 0, 1, 2]
+    assert result.logprobs.top_ids.shape == (2, 4)
+    assert host.step({0: 1}).logprobs is None
+
+
+def test_taps_are_the_inputs_of_layers(make_host: Any) -> None:
+    from pegboard.builtin.no_drafter import NoDrafter
+
+    class Recorder(NoDrafter):
+        taps = (-1, 1)
+
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def propose(self, seen: Any) -> Any:
+            self.seen.append(seen)
+            return super().propose(seen)
+
+    def recorded(size: int) -> tuple[list[int], list[int], dict[int, torch.Tensor]]:
+        drafter = Recorder()
+        host = make_host(drafter=drafter)
+        host.admit(0, PROMPT)
+        host.prefill([0], size, taps=(-1, 1))
+        host.decode([0], 5, taps=(-1, 1))
+        tokens = np.concatenate([s.token_ids for s in drafter.seen]).tolist()
+        positions = np.concatenate([s.positions for s in drafter.seen]).tolist()
+        assert tokens == host.rows[0].tokens[:-1]
+        following = np.concatenate([s.next_token_ids for s in drafter.seen]).tolist()
+        assert following == host.output(0)
+        taps = {k: torch.cat([s.taps[k] for s in drafter.seen]) for k in (-1, 1)}
+        return tokens, positions, taps
+
+    tokens, positions, whole = recorded(1000)
+    assert positions == list(range(len(tokens)))
+    for layer, hidden in recorded(4)[2].items():
+        torch.testing.assert_close(hidden, whole[layer])
+    assert not torch.allclose(whole[-1], whole[1])
+
+
+def test_disagreement_with_the_host_is_an_error(make_host: Any) -> None:
+    host = make_host()
+    host.admit(0, PROMPT)
+    host.prefill([0])
+    host.rows[0].tokens.append(5)
+    with pytest.raises(EngineError, match="row 0 knows 24 tokens"):
+        host.step({0: 2})
+
+
+def test_pages_of_another_encoding_are_refused(make_host: Any, monkeypatch: Any) -> None:
+    import msgspec
+
+    host = make_host()
+    execute = host.runner.execute
+
+    def with_int8(batch: Any) -> Any:
+        groups = tuple(msgspec.structs.replace(g, encoding="int8") for g in batch.groups)
+        return execute(msgspec.structs.replace(batch, groups=groups))
+
+    monkeypatch.setattr(host.runner, "execute", with_int8)
+    host.admit(0, PROMPT)
+    with pytest.raises(EngineError, match="the host's encoding is 'int8', this worker's 'none'"):
+        host.prefill([0])
+
+
+def test_close_frees_the_kv(make_host: Callable[..., Any]) -> None:
+    host = make_host()
+    kv = [t for layer in host.runner._running().kv for t in layer.values()]
+    assert host.runner.call("memory") == {"kv": sum(t.nbytes for t in kv)}
+    held = weakref.ref(kv[0])
+    del kv
+    host.runner.close()
+    host.runner.close()
+    gc.collect()
+    assert held() is None
+    with pytest.raises(EngineError, match="not running"):
+        host.runner.call("memory")

@@ -1,0 +1,68 @@
+"""A GGUF file's header and metadata, converted to facts and a `tokenizer.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pegboard.errors import CheckpointError
+from pegboard.interfaces.checkpoint import CheckpointFacts, TokenizerFacts
+from pegboard_gguf.header import Header, read_header
+from pegboard_gguf.metadata import Metadata
+from pegboard_gguf.translate import ROPE_FACTORS, model_config, tensor_facts
+from pegboard_gguf.vocabulary import Vocabulary
+
+
+def convert(path: Path, digest: str) -> tuple[CheckpointFacts, str | None]:
+    """Facts, without the tokenizer's file, and that file's text; None: the file has no tokenizer.
+
+    Args:
+        path: one GGUF file.
+        digest: of its content.
+
+    Raises:
+        CheckpointError, TokenizerError: it cannot be used.
+    """
+    header = read_header(path)
+    metadata = Metadata(path, header.metadata)
+    config = model_config(metadata, header.tensors, _rope_factors(path, header))
+    tensors = tensor_facts(header.tensors)
+    formats = sorted({fact.format for fact in tensors.values()} - {"plain"})
+    vocabulary = Vocabulary(metadata) if "tokenizer.ggml.model" in metadata else None
+    eos_token_ids = () if vocabulary is None else vocabulary.eos_token_ids
+    if eos_token_ids:
+        config["eos_token_id"] = list(eos_token_ids)
+    facts = CheckpointFacts(
+        source="gguf",
+        path=str(path),
+        fingerprint=digest,
+        config=config,
+        tensors=tensors,
+        quantization="gguf" if formats else None,
+        quantization_config={"formats": formats} if formats else {},
+        eos_token_ids=eos_token_ids,
+        tokenizer=_tokenizer_facts(metadata, vocabulary),
+    )
+    return facts, None if vocabulary is None else vocabulary.to_json()
+
+
+def _rope_factors(path: Path, header: Header) -> NDArray[np.float32] | None:
+    tensor = header.tensors.get(ROPE_FACTORS)
+    if tensor is None:
+        return None
+    if tensor.type != "F32":
+        raise CheckpointError(f"{path}: {ROPE_FACTORS}", f"is {tensor.type}", allowed="F32")
+    return np.fromfile(path, "<f4", tensor.num_bytes // 4, offset=tensor.offset)
+
+
+def _tokenizer_facts(metadata: Metadata, vocabulary: Vocabulary | None) -> TokenizerFacts:
+    if vocabulary is None:
+        return TokenizerFacts(file=None)
+    return TokenizerFacts(
+        file=None,
+        chat_template=metadata.text("tokenizer.chat_template", "") or None,
+        special_tokens=vocabulary.special_tokens,
+        add_bos=vocabulary.add_bos,
+    )

@@ -1,0 +1,84 @@
+"""Engines live beside each other, and leave nothing behind."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pegboard import LLM, Engine, SamplingParams
+
+
+def _resident_mib() -> float:
+    """What is in use: the C library is asked to return what it only keeps for later."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return psutil.Process().memory_info().rss / 2**20
+
+
+def _generate(engine: Engine, prompt: tuple[int, ...]) -> list[int]:
+    engine.submit(prompt, SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True))
+    tokens: list[int] = []
+    while engine.has_work():
+        for delta in engine.step():
+            tokens += delta.token_ids
+    return tokens
+
+
+def test_two_engines_in_one_process(tiny_models: dict[str, Path]) -> None:
+    settings = {"max_model_len": 64}
+    prompt = (5, 9, 300, 4)
+    alone = {}
+    for family in ("llama", "qwen3"):
+        with Engine({"model": str(tiny_models[family]), **settings}) as engine:
+            alone[family] = _generate(engine, prompt)
+    with (
+        Engine({"model": str(tiny_models["llama"]), **settings}) as one,
+        Engine({"model": str(tiny_models["qwen3"]), **settings}) as two,
+    ):
+        for engine in (one, two):
+            engine.submit(prompt, SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True))
+        tokens: dict[Engine, list[int]] = {one: [], two: []}
+        while one.has_work() or two.has_work():
+            for engine in (one, two):
+                if engine.has_work():
+                    tokens[engine] += [t for delta in engine.step() for t in delta.token_ids]
+    assert tokens[one] == alone["llama"]
+    assert tokens[two] == alone["qwen3"]
+    assert alone["llama"] != alone["qwen3"]
+
+
+def test_closing_frees_memory(bundled_model: str) -> None:
+    settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "show_progress": False}
+    params = SamplingParams(max_tokens=4, temperature=0.0)
+    with LLM(bundled_model, **settings) as llm:
+        first = llm.generate(["The capital of France is"], params)[0].text
+    del llm
+    before = _resident_mib()
+    with LLM(bundled_model, **settings) as llm:
+        assert llm.generate(["The capital of France is"], params)[0].text == first
+        loaded = _resident_mib()
+    after = _resident_mib()
+    # The weights alone are over 500 MiB in float32.
+    assert loaded - before > 300
+    assert after - before < 60
+
+
+def test_a_closed_engine_can_be_closed_again(tiny_models: dict[str, Path]) -> None:
+    engine = Engine({"model": str(tiny_models["llama"]), "max_model_len": 64})
+    engine.close()
+    engine.close()
+
+
+@pytest.mark.parametrize("family", ["llama"])
+def test_engines_come_and_go(tiny_models: dict[str, Path], family: str) -> None:
+    config = {"model": str(tiny_models[family]), "max_model_len": 64}
+    texts = set()
+    for _ in range(5):
+        with Engine(config) as engine:
+            texts.add(tuple(_generate(engine, (3, 4, 5))))
+    assert len(texts) == 1
