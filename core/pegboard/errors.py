@@ -100,14 +100,22 @@ class PluginError(UserError):
         origin: distribution, version and file, as far as known.
         allowed: what would have been accepted.
         fix: what to do.
+        key: the config's key that names the plugin, where that is what is wrong.
     """
 
     def __init__(
-        self, plugin: str, was: str, *, origin: str = "", allowed: str = "", fix: str = ""
+        self,
+        plugin: str,
+        was: str,
+        *,
+        origin: str = "",
+        allowed: str = "",
+        fix: str = "",
+        key: str = "",
     ) -> None:
         self.plugin = plugin
         self.origin = origin
-        thing = f"plugin {plugin!r}" + (f" ({origin})" if origin else "")
+        thing = key or f"plugin {plugin!r}" + (f" ({origin})" if origin else "")
         super().__init__(thing, was, allowed=allowed, fix=fix)
 
 

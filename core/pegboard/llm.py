@@ -10,12 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from pegboard.compose import Prepared, load_tokenizer, prepare, start_engine
 from pegboard.config import Config, load_config
 from pegboard.errors import RequestError, TokenizerError
+from pegboard.progress import progress_bar
 from pegboard.request import (
     FinishReason,
     Request,
@@ -339,17 +337,7 @@ def _config(config: Config | Path | str | Mapping[str, Any]) -> Config:
 
 @contextmanager
 def _bar(label: str, total: int, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal's stderr; yields what advances it."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    progress = Progress(
-        *columns, console=console, transient=True, disable=not (shown and console.is_terminal)
-    )
-    with progress:
+    """A progress bar with one task; yields what advances it."""
+    with progress_bar(hidden=not shown) as progress:
         task = progress.add_task(label, total=total)
         yield lambda count: progress.advance(task, count)

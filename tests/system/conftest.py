@@ -1,11 +1,19 @@
-"""Models that the system tests share."""
+"""Models and servers that the system tests share."""
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from openai import OpenAI
+from openai.types import Completion
 
 from pegboard.testing.tiny import write_tiny_model
 
@@ -28,3 +36,82 @@ def texts(shared_folder: Path) -> list[str]:
         pytest.skip("the shared material holds no fixtures/text/spec_bench.jsonl")
     prompts = [json.loads(line)["turns"][0] for line in file.read_text().splitlines()]
     return [prompt[:300] for prompt in prompts[::8]]
+
+
+class Served:
+    """A server in a process of its own, on a free port of the loopback device."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        found = re.search(r"listening on (\S+)", self.log)
+        assert found, self.log
+        return found[1]
+
+    @property
+    def engine_pid(self) -> int:
+        found = re.search(r"engine ready: pid=(\d+)", self.log)
+        assert found, self.log
+        return int(found[1])
+
+    def client(self, api_key: str = "none") -> OpenAI:
+        return OpenAI(
+            base_url=f"{self.url}/v1",
+            api_key=api_key,
+            max_retries=0,
+            timeout=120,
+            _strict_response_validation=True,
+        )
+
+    def stream_completion(self, **fields: Any) -> Iterator[Completion]:
+        """The chunks of a streamed completion, each validated as strictly as whole answers are.
+
+        The client's own type cannot hold a choice that goes on: it knows no `finish_reason` of null,
+        which the API sends until the last chunk. So null alone is let through here.
+        """
+        lenient = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+        with lenient as client, client.completions.create(stream=True, **fields) as stream:
+            for chunk in stream:
+                values = chunk.to_dict()
+                for choice in chunk.choices:
+                    if choice.finish_reason is None:
+                        values["choices"][0]["finish_reason"] = "stop"  # type: ignore[index]
+                Completion.model_validate(values)
+                yield chunk
+
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Starts servers that take requests: `serve(model, "--set", "...")`. They end with the module."""
+    servers = []
+
+    def start(model: str | Path, *arguments: str) -> Served:
+        log = tmp_path_factory.mktemp("served") / "log"
+        program = Path(sys.executable).with_name("pegboard")
+        command = [program, "serve", str(model), "--port", "0", "--set", "threads=1"]
+        with log.open("wb") as file:
+            process = subprocess.Popen([*command, *arguments], stderr=file, stdout=file)
+        served = Served(process, log)
+        servers.append(served)
+        deadline = time.monotonic() + 180
+        while "Uvicorn running on" not in served.log:
+            assert process.poll() is None, served.log
+            assert time.monotonic() < deadline, served.log
+            time.sleep(0.05)
+        return served
+
+    yield start
+    for served in servers:
+        served.process.kill()
+        served.process.wait()

@@ -5,10 +5,13 @@ Hook implementations only; what they make is imported when it is made.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from pegboard.plugins.hookspecs import Factories, hookimpl
+from pegboard import hookimpl
+
+Factories = Mapping[str, Callable[..., Any]]
 
 
 def _from(module: str, name: str) -> Any:

@@ -42,7 +42,7 @@ class EngineCommandContext(CommandContext):
 
     def progress(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
         """The items, with a progress bar on a terminal."""
-        from pegboard.cli.progress import progress_bar
+        from pegboard.progress import progress_bar
 
         with progress_bar() as bar:
             yield from bar.track(items, total=total, description=label)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from pegboard.cli.progress import progress_bar
 from pegboard.config import Config
 from pegboard.config_values import shown
 from pegboard.errors import ConfigError, TokenizerError
+from pegboard.progress import progress_bar
 from pegboard.request import SamplingParams, SequenceDelta
 
 if TYPE_CHECKING:

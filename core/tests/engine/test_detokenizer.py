@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import pytest
 from hypothesis import given, settings
@@ -105,12 +106,12 @@ def _wrapped(library: Tokenizer) -> PegboardTokenizer:
 
 
 @st.composite
-def _cut_sequences(draw: Callable[..., list[int]], size: int) -> list[list[int]]:
+def _cut_sequences(draw: Callable[..., list[list[int]]], size: int) -> list[list[int]]:
     """Token ids in portions: random ones, runs of one, and ids beyond the vocabulary."""
     # Low ids are special tokens and single bytes: more of those, and runs of them.
     ids = st.integers(0, size + 3) | st.integers(0, min(size, 262))
     runs = st.lists(ids, max_size=6) | st.builds(lambda i, n: [i] * n, ids, st.integers(1, 30))
-    return [portion for portion in draw(st.lists(runs, max_size=12))]  # type: ignore[misc]
+    return draw(st.lists(runs, max_size=12))
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -122,7 +123,8 @@ def test_pieces_join_to_the_decoded_whole(name: str, data: st.DataObject) -> Non
     detokenizer = IncrementalDetokenizer(_wrapped(library))
     text = "".join([detokenizer.add(portion) for portion in portions]) + detokenizer.finish()
     # The library itself, all at once, is the measure.
-    assert text == library.decode(sum(portions, []), skip_special_tokens=True)
+    whole = list(chain.from_iterable(portions))
+    assert text == library.decode(whole, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("name", ["byte-level", "byte-fallback"])
@@ -133,7 +135,7 @@ def test_any_bytes_one_token_each(name: str, data: bytes) -> None:
     if name == "byte-level":
         ids = [_byte_level_id(library, byte) for byte in data]
     else:
-        ids = [library.token_to_id(f"<0x{byte:02X}>") for byte in data]
+        ids = [_id(library, f"<0x{byte:02X}>") for byte in data]
     detokenizer = IncrementalDetokenizer(_wrapped(library))
     text = "".join([detokenizer.add([token_id]) for token_id in ids]) + detokenizer.finish()
     assert text == library.decode(ids)
@@ -145,7 +147,11 @@ def _byte_level_id(library: Tokenizer, byte: int) -> int:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [other for other in range(256) if other not in printable]
     character = chr(byte) if byte in printable else chr(256 + others.index(byte))
-    token_id = library.token_to_id(character)
+    return _id(library, character)
+
+
+def _id(library: Tokenizer, token: str) -> int:
+    token_id = library.token_to_id(token)
     assert token_id is not None
     return token_id
 
@@ -171,8 +177,8 @@ def test_text_appears_as_soon_as_it_is_certain() -> None:
 
 def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
     library = TOKENIZERS["byte-fallback"]
-    euro = [library.token_to_id(f"<0x{byte:02X}>") for byte in "€\n€".encode()]
-    end, special = library.token_to_id("a"), library.token_to_id("</s>")
+    euro = [_id(library, f"<0x{byte:02X}>") for byte in "€\n€".encode()]
+    end, special = _id(library, "a"), _id(library, "</s>")
     detokenizer = IncrementalDetokenizer(_wrapped(library))
     # A special token is not decoded and so does not end the run.
     assert [detokenizer.add([token_id]) for token_id in [*euro, special]] == [""] * 8
@@ -200,8 +206,7 @@ class _Counting:
 def test_the_work_for_a_token_does_not_grow(name: str, token: str) -> None:
     """Also for runs that never make a character, or never make text."""
     library = TOKENIZERS[name]
-    token_id = library.token_to_id(token)
-    assert token_id is not None
+    token_id = _id(library, token)
     decoder = _Counting(_wrapped(library))
     detokenizer = IncrementalDetokenizer(decoder)
     for _ in range(2000):

@@ -112,7 +112,7 @@ def test_damaged_entries_are_made_anew(
     content = bytearray(entry.read_bytes())
     intact = bytes(content)
     content[len(content) // 2] ^= 0x20
-    entry.write_bytes({"flip": content, "cut": content[:-7], "empty": b""}[damage])
+    entry.write_bytes({"flip": bytes(content), "cut": intact[:-7], "empty": b""}[damage])
     assert describe(smollm2) == facts
     assert entry.read_bytes() == intact
 

@@ -107,7 +107,7 @@ TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-PUBLISHED = {
+PUBLISHED: dict[str, list[Any]] = {
     "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
     "smollm": [
         pre_tokenizers.Digits(individual_digits=True),

@@ -1,0 +1,21 @@
+"""Config → composition → built parts: the one package that sees config, plugins, planner, engine and
+runner.
+
+`prepare` decides everything and starts nothing; `build_engine` makes the host's parts and
+`start_engine` runs them; `build_worker` makes a worker's, in this process or in one of its own.
+"""
+
+from pegboard.compose.host import build_engine, load_tokenizer, start_engine
+from pegboard.compose.preparing import Prepared, prepare
+from pegboard.compose.worker import build_worker, load_worker, worker_parts
+
+__all__ = [
+    "Prepared",
+    "build_engine",
+    "build_worker",
+    "load_tokenizer",
+    "load_worker",
+    "prepare",
+    "start_engine",
+    "worker_parts",
+]

@@ -1,0 +1,158 @@
+"""The host's half of an engine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pegboard.compose.making import build_part, make
+from pegboard.compose.preparing import Prepared, prepare
+from pegboard.compose.processor_params import processor_params
+from pegboard.compose.worker import OnTensor, build_worker, ignore
+from pegboard.engine.core import EngineCore
+from pegboard.engine.parts import EngineParts
+from pegboard.errors import (
+    KernelUnusable,
+)
+from pegboard.interfaces.executor import ExecutorContext
+from pegboard.interfaces.kv_allocator import AllocatorContext
+from pegboard.interfaces.observer import ObserverContext
+from pegboard.interfaces.prefix_cache import PrefixCacheContext
+from pegboard.interfaces.scheduler import SchedulerContext
+from pegboard.interfaces.speculation_policy import SpeculationContext
+from pegboard.plugins.composition import (
+    Composition,
+    to_json,
+)
+from pegboard.plugins.loader import load_plugins
+from pegboard.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from pegboard.tokenizer import Tokenizer
+
+
+def start_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore:
+    """A running engine: weights are loaded.
+
+    A kernel that was chosen by `auto` and fails its self-test is left out, and the composition is
+    resolved once more.
+
+    Raises:
+        KernelUnusable: a kernel that was named fails its self-test.
+    """
+    engine = build_engine(prepared, on_tensor)
+    try:
+        engine.start()
+        return engine
+    except KernelUnusable as failure:
+        engine.close()
+        if failure.named:
+            raise
+        unusable = frozenset({(failure.operation, failure.family)})
+    except BaseException:
+        engine.close()
+        raise
+    again = prepare(prepared.config, unusable=unusable, **prepared.objects)
+    engine = build_engine(again, on_tensor)
+    try:
+        engine.start()
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore:
+    """The engine of a composition; no weight is loaded before its `start`."""
+    composition, objects = prepared.composition, prepared.objects
+    registry = load_plugins(composition.manifests)
+    build = partial(build_part, registry, composition, objects)
+    groups, num_blocks = composition.groups, composition.num_blocks
+    cache = build("prefix_cache", PrefixCacheContext(groups, num_blocks, composition.numerics_id))
+    ledger = {entry.name: entry.num_bytes for entry in prepared.ledger.entries}
+    observing = ObserverContext(composition.model_name, ledger)
+    tokenizer = load_tokenizer(prepared)
+    return EngineCore(
+        EngineParts(
+            groups=groups,
+            num_blocks=num_blocks,
+            allocator=build(
+                "kv_allocator",
+                AllocatorContext(
+                    groups,
+                    num_blocks,
+                    composition.max_model_len,
+                    composition.max_num_batched_tokens,
+                    cache,
+                ),
+            ),
+            prefix_cache=cache,
+            scheduler=build(
+                "scheduler",
+                SchedulerContext(
+                    composition.max_num_seqs,
+                    composition.max_num_batched_tokens,
+                    composition.max_model_len,
+                ),
+            ),
+            policy=build(
+                "speculation_policy", SpeculationContext(composition.num_speculative_tokens)
+            ),
+            executor=build("executor", _executor_context(prepared, registry, on_tensor)),
+            observers=tuple(make(registry, part, observing) for part in composition.observers),
+            max_num_seqs=composition.max_num_seqs,
+            max_num_batched_tokens=composition.max_num_batched_tokens,
+            max_model_len=composition.max_model_len,
+            vocab_size=composition.shape.vocab_size,
+            eos_token_ids=composition.facts.eos_token_ids,
+            num_speculative_tokens=composition.num_speculative_tokens,
+            taps=(),
+            make_detokenizer=_detokenizer_factory(tokenizer),
+            processor_params=processor_params(composition),
+            fingerprint=f"{composition.facts.fingerprint}/{composition.numerics_id}",
+            seed=composition.seed,
+        )
+    )
+
+
+def load_tokenizer(prepared: Prepared) -> Tokenizer | None:
+    """The model's tokenizer; None when the checkpoint has none.
+
+    Raises:
+        TokenizerError: it has one that cannot be used.
+    """
+    from pegboard.tokenizer import load_tokenizer as load
+
+    facts = prepared.composition.facts
+    if facts.tokenizer.file is None:
+        return None
+    return load(facts.tokenizer, where=facts.path)
+
+
+def _executor_context(
+    prepared: Prepared, registry: Registry, on_tensor: OnTensor
+) -> ExecutorContext:
+    composition, objects = prepared.composition, prepared.objects
+    return ExecutorContext(
+        devices=(composition.device,),
+        worker=lambda rank: build_worker(composition, registry, objects, on_tensor),
+        worker_command=lambda rank: _worker_command(composition, rank),
+    )
+
+
+def _worker_command(composition: Composition, rank: int) -> list[str]:
+    """argv of a worker's process; the composition travels in a private file."""
+    handle, name = tempfile.mkstemp(prefix="pegboard-", suffix=".json")
+    with os.fdopen(handle, "wb") as file:
+        file.write(to_json(composition))
+    return [sys.executable, "-m", "pegboard.runner_main", name, str(rank)]
+
+
+def _detokenizer_factory(tokenizer: Tokenizer | None) -> Callable[[], Any] | None:
+    from pegboard.engine.detokenizer import IncrementalDetokenizer
+
+    return None if tokenizer is None else lambda: IncrementalDetokenizer(tokenizer)

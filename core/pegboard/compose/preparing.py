@@ -1,0 +1,172 @@
+"""Decides everything, and starts nothing. Does not import torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pegboard.checkpoint_ref import locate
+from pegboard.compose.making import options_of
+from pegboard.config import Config
+from pegboard.errors import (
+    CompositionRefused,
+    ConfigError,
+    DuplicateName,
+    OptionsInvalid,
+    PluginError,
+    PluginNotInstalled,
+)
+from pegboard.interfaces.checkpoint import CheckpointFacts, TokenizerFacts
+from pegboard.planner.ledger import Ledger, PoolRequest, account
+from pegboard.planner.probe import probe
+from pegboard.planner.tensors import check_tensors
+from pegboard.plugins.composition import (
+    Composition,
+    Part,
+    Refusal,
+)
+from pegboard.plugins.contracts import CONTRACTS
+from pegboard.plugins.discovery import Catalog, discover
+from pegboard.plugins.inspect import inspect_checkpoint, inspect_model
+from pegboard.plugins.manifest import Origin, Provides, entry_of
+from pegboard.plugins.registry import check_product
+from pegboard.plugins.resolver import Inspected, resolve
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A composition that goes together and fits.
+
+    Attributes:
+        config: what was asked for.
+        composition: what that means.
+        ledger: what it will take.
+        objects: interface to the object given instead of a name.
+    """
+
+    config: Config
+    composition: Composition
+    ledger: Ledger
+    objects: Mapping[str, Any] = field(default_factory=dict)
+
+
+def prepare(
+    config: Config,
+    *,
+    unusable: frozenset[tuple[str, str]] = frozenset(),
+    **objects: Any,
+) -> Prepared:
+    """Decides everything, and starts nothing. Does not import torch.
+
+    Args:
+        config: what is wanted.
+        unusable: (operation, kernel family) whose self-test failed on this machine.
+        objects: interface name to an object to use instead of a plugin; its class's attribute
+            `manifest`, in the schema of a manifest entry, says what it requires and promises.
+
+    Raises:
+        CompositionRefused: the parts do not go together or do not fit; it carries every reason.
+        PluginNotInstalled, DuplicateName, OptionsInvalid: that is the only reason.
+        ConfigError, CheckpointError: the model cannot be found or read.
+    """
+    catalog = discover(config.plugins.load, config.plugins.disable)
+    path = locate(config.model, config.revision)
+    facts, source = inspect_checkpoint(catalog, path)
+    shape, model = inspect_model(catalog, facts, config.plugins.replace)
+    name = config.server.served_model_name
+    inspected = Inspected(
+        model_name=config.model if name == "auto" else name,
+        facts=dataclasses.replace(facts, tokenizer=_tokenizer_facts(config, catalog, facts)),
+        source=source,
+        shape=shape,
+        model=model,
+        objects={interface: _part_of(interface, thing) for interface, thing in objects.items()},
+        unusable=unusable,
+    )
+    devices = probe()
+    composition = resolve(config, inspected, devices, catalog)
+    if isinstance(composition, list):
+        raise _refusal(composition)
+    pool = PoolRequest(config.kv_cache.memory, config.max_model_len == "auto")
+    accounted = account(composition, pool, devices)
+    refusals = [*_check_options(composition), *check_tensors(composition)]
+    if isinstance(accounted, list):
+        refusals += accounted
+    if refusals or isinstance(accounted, list):
+        raise _refusal(refusals)
+    return Prepared(config, *accounted, objects)
+
+
+def _tokenizer_facts(config: Config, catalog: Catalog, facts: CheckpointFacts) -> TokenizerFacts:
+    """The checkpoint's tokenizer, or the one that the config names instead."""
+    tokenizer = facts.tokenizer
+    if config.tokenizer != "auto":
+        path = locate(config.tokenizer, None)
+        if path.name == "tokenizer.json":
+            tokenizer = dataclasses.replace(tokenizer, file=str(path))
+        else:
+            tokenizer = inspect_checkpoint(catalog, path)[0].tokenizer
+    if config.chat_template != "auto":
+        try:
+            template = Path(config.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as problem:
+            raise ConfigError("chat_template", str(problem), fix="name a jinja2 file") from None
+        tokenizer = dataclasses.replace(tokenizer, chat_template=template)
+    return tokenizer
+
+
+def _part_of(interface: str, thing: object) -> Part:
+    """The part that stands for an object given in Python."""
+    if interface not in CONTRACTS:
+        raise ConfigError(interface, "no such interface", allowed=", ".join(CONTRACTS))
+    kind = type(thing)
+    origin = Origin(
+        plugin=kind.__name__, distribution="object", version="", module=kind.__module__, path=""
+    )
+    check_product(thing, interface, kind.__name__, origin)
+    manifest = getattr(kind, "manifest", None)
+    if manifest is None:
+        entry = Provides(
+            interface=interface,
+            version=max(CONTRACTS[interface].versions),
+            name=kind.__name__,
+            summary="an object",
+        )
+    else:
+        entry = entry_of({"interface": interface, **manifest}, origin)
+    return Part(origin=origin, entry=entry, path=interface)
+
+
+def _refusal(refusals: Sequence[Refusal]) -> PluginError | CompositionRefused:
+    """Every reason; an error of its own kind when there is one reason alone."""
+    kinds: dict[str, type[PluginError]] = {
+        "not_installed": PluginNotInstalled,
+        "duplicate_name": DuplicateName,
+        "options": OptionsInvalid,
+    }
+    only = refusals[0]
+    if len(refusals) == 1 and only.code in kinds:
+        key, _, message = only.message.partition(": ")
+        return kinds[only.code](only.plugin, message, key=key, fix=only.fix)
+    return CompositionRefused([str(refusal) for refusal in refusals])
+
+
+def _check_options(composition: Composition) -> list[Refusal]:
+    """Options that do not fit their models."""
+    refusals = []
+    for part in (
+        *composition.parts.values(),
+        *composition.logits_processors,
+        *composition.observers,
+    ):
+        try:
+            options_of(part)
+        except OptionsInvalid as problem:
+            refusals.append(Refusal(code="options", plugin=part.origin.plugin, message=problem.was))
+    return refusals

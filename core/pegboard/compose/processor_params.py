@@ -1,0 +1,68 @@
+"""What a request's parameters mean to each logits processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from pegboard.errors import (
+    RequestError,
+)
+from pegboard.plugins.composition import (
+    Composition,
+    Part,
+)
+from pegboard.plugins.loader import resolve_dotted
+from pegboard.request import SamplingParams
+
+if TYPE_CHECKING:
+    pass
+
+
+def processor_params(
+    composition: Composition,
+) -> Callable[[SamplingParams], dict[str, dict[str, Any]]]:
+    """A function from a request's parameters to those of each logits processor that acts on it."""
+    defaults = SamplingParams()
+    models = {
+        part.name: (part.entry.fields, _params_model(part))
+        for part in composition.logits_processors
+    }
+
+    def params_of(sampling: SamplingParams) -> dict[str, dict[str, Any]]:
+        for name in sampling.processors:
+            if name not in models:
+                raise RequestError(
+                    f"processors.{name}", "no such logits processor", allowed=", ".join(models)
+                )
+        acting = {}
+        for name, (fields, model) in models.items():
+            values = {
+                key: getattr(sampling, key)
+                for key in fields
+                if getattr(sampling, key) != getattr(defaults, key)
+            }
+            values |= sampling.processors.get(name, {})
+            if values or name in sampling.processors:
+                acting[name] = _validated(name, values, model)
+        return acting
+
+    return params_of
+
+
+def _params_model(part: Part) -> type[BaseModel] | None:
+    dotted = part.entry.params
+    return None if dotted is None else resolve_dotted(dotted, part.origin)
+
+
+def _validated(name: str, values: dict[str, Any], model: type[BaseModel] | None) -> dict[str, Any]:
+    if model is None:
+        return values
+    try:
+        return model.model_validate(values).model_dump()
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        path = ".".join(("processors", name, *map(str, first["loc"])))
+        raise RequestError(path, first["msg"]) from None

@@ -1,0 +1,144 @@
+"""A worker's parts, in this process or in one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from pegboard.compose.making import build_part, make
+from pegboard.errors import (
+    KernelUnusable,
+)
+from pegboard.interfaces.attention import AttentionContext
+from pegboard.interfaces.drafter import DrafterContext
+from pegboard.interfaces.executor import Worker
+from pegboard.interfaces.kernel import Kernel, KernelContext, LinearKernel, RotaryKernel
+from pegboard.interfaces.logits_processor import ProcessorContext
+from pegboard.interfaces.quantizer import QuantizerContext
+from pegboard.plugins.composition import (
+    Composition,
+    KernelChoice,
+    from_json,
+)
+from pegboard.plugins.loader import load_plugins
+from pegboard.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from pegboard.runner.parts import WorkerParts
+
+OnTensor = Callable[[str], None]
+"""Told the name of each parameter as it is loaded."""
+
+
+def ignore(name: str) -> None:
+    """The `OnTensor` of those who do not want to know."""
+
+
+def build_worker(
+    composition: Composition,
+    registry: Registry,
+    objects: Mapping[str, Any],
+    on_tensor: OnTensor = ignore,
+) -> Worker:
+    """A worker of the composition; no weight is loaded before its `start`.
+
+    Raises:
+        KernelUnusable: a kernel fails its self-test.
+    """
+    from pegboard.runner.runner import Runner
+
+    return Runner(worker_parts(composition, registry, objects, on_tensor))
+
+
+def load_worker(path: Path, rank: int) -> tuple[str, Worker]:
+    """The digest and the worker of a composition in a file, for a worker's own process."""
+    composition = from_json(path.read_bytes())
+    worker = build_worker(composition, load_plugins(composition.manifests), {})
+    return composition.digest, worker
+
+
+def worker_parts(
+    composition: Composition,
+    registry: Registry,
+    objects: Mapping[str, Any],
+    on_tensor: OnTensor,
+) -> WorkerParts:
+    """Built parts and sizes of a worker; kernels have passed their self-tests."""
+    from pegboard.runner.parts import WorkerParts
+
+    build = partial(build_part, registry, composition, objects)
+    made = [(choice, _kernel(registry, composition, choice)) for choice in composition.kernels]
+    kernels = {choice.operation: kernel for choice, kernel in made if choice.operation != "linear"}
+    linear = {
+        choice.format: cast(LinearKernel, kernel)
+        for choice, kernel in made
+        if choice.operation == "linear"
+    }
+    processing = ProcessorContext(
+        composition.shape.vocab_size, composition.max_num_seqs, composition.device
+    )
+    family = composition.parts["model"].name
+    return WorkerParts(
+        shape=composition.shape,
+        groups=composition.groups,
+        num_blocks=composition.num_blocks,
+        layouts=composition.layouts,
+        max_num_seqs=composition.max_num_seqs,
+        max_num_batched_tokens=composition.max_num_batched_tokens,
+        max_model_len=composition.max_model_len,
+        dtype=composition.dtype,
+        device=composition.device,
+        num_threads=composition.num_threads,
+        kernels=kernels,
+        linear_kernels=linear,
+        attention=build("attention", _attention_context(composition, kernels)),
+        source=build("checkpoint_source", composition.facts),
+        quantizer=build("quantizer", QuantizerContext(composition.facts, composition.dtype)),
+        build_model=registry.factory("model", family),
+        processors={
+            part.name: make(registry, part, processing) for part in composition.logits_processors
+        },
+        drafter=build(
+            "drafter",
+            DrafterContext(
+                composition.num_speculative_tokens,
+                composition.shape.vocab_size,
+                composition.max_num_seqs,
+                composition.max_model_len,
+            ),
+        ),
+        on_tensor=on_tensor,
+    )
+
+
+def _kernel(registry: Registry, composition: Composition, choice: KernelChoice) -> Kernel:
+    """The kernel of a choice, after its self-test."""
+    context = KernelContext(
+        choice.operation,
+        choice.format,
+        composition.dtype,
+        composition.device,
+        composition.num_threads,
+    )
+    kernel: Kernel = make(registry, choice.part, context)
+    try:
+        kernel.self_test()
+    except Exception as problem:
+        raise KernelUnusable(
+            choice.operation, choice.part.name, str(problem), named=choice.named
+        ) from problem
+    return kernel
+
+
+def _attention_context(composition: Composition, kernels: Mapping[str, Kernel]) -> AttentionContext:
+    return AttentionContext(
+        layers=composition.shape.attention,
+        groups=composition.groups,
+        max_num_seqs=composition.max_num_seqs,
+        dtype=composition.dtype,
+        device=composition.device,
+        num_threads=composition.num_threads,
+        rotary=cast(RotaryKernel, kernels["rotary"]),
+    )

