@@ -80,10 +80,9 @@ class Served:
         lenient = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
         with lenient as client, client.completions.create(stream=True, **fields) as stream:
             for chunk in stream:
-                values = chunk.to_dict()
-                for choice in chunk.choices:
-                    if choice.finish_reason is None:
-                        values["choices"][0]["finish_reason"] = "stop"  # type: ignore[index]
+                values: Any = chunk.to_dict()
+                for choice in values["choices"]:
+                    choice["finish_reason"] = choice["finish_reason"] or "stop"
                 Completion.model_validate(values)
                 yield chunk
 
@@ -96,16 +95,16 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     """Starts servers that take requests: `serve(model, "--set", "...")`. They end with the module."""
     servers = []
 
-    def start(model: str | Path, *arguments: str) -> Served:
+    def start(model: str | Path, *arguments: str, until: str = "Uvicorn running on") -> Served:
         log = tmp_path_factory.mktemp("served") / "log"
         program = Path(sys.executable).with_name("pegboard")
-        command = [program, "serve", str(model), "--port", "0", "--set", "threads=1"]
+        command = [str(program), "serve", str(model), "--port", "0", "--set", "threads=1"]
         with log.open("wb") as file:
             process = subprocess.Popen([*command, *arguments], stderr=file, stdout=file)
         served = Served(process, log)
         servers.append(served)
         deadline = time.monotonic() + 180
-        while "Uvicorn running on" not in served.log:
+        while until not in served.log:
             assert process.poll() is None, served.log
             assert time.monotonic() < deadline, served.log
             time.sleep(0.05)

@@ -112,7 +112,7 @@ def test_logits_of_the_bundled_model(
 
 def test_audit_of_the_bundled_model(reference: Any, texts: list[str], bundled_model: str) -> None:
     params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
-    with LLM(bundled_model, dtype="float32", show_progress=False) as llm:
+    with LLM(bundled_model, dtype="float32", threads=1, show_progress=False) as llm:
         results = llm.generate(texts[:50], params)
     report = sum(
         (

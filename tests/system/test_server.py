@@ -59,8 +59,18 @@ def metrics(http: httpx.Client) -> dict[str, float]:
     return samples
 
 
+def fresh_metrics(http: httpx.Client) -> dict[str, float]:
+    """The metrics of a time after this call began: the engine pushes them once a second."""
+    began = time.monotonic()
+    while True:
+        found = metrics(http)
+        if found["pegboard_engine_metrics_age_seconds"] < time.monotonic() - began - 0.2:
+            return found
+        time.sleep(0.1)
+
+
 def wait_for_metrics(http: httpx.Client, **wanted: float) -> dict[str, float]:
-    """The metrics, once these have come: the engine pushes them once a second."""
+    """The metrics, once they are these."""
     deadline = time.monotonic() + 20
     while True:
         found = metrics(http)
@@ -297,7 +307,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
         (COMPLETIONS, {"prompt": "a", "logprobs": 21}, 400, "logprobs"),
         (COMPLETIONS, {"prompt": "a", "echo": True}, 400, "echo"),
         (COMPLETIONS, {"prompt": "a", "best_of": 2}, 400, "best_of"),
-        (COMPLETIONS, {"prompt": "a", "stream_options": {}}, 400, "stream_options"),
+        (COMPLETIONS, {"prompt": "a", "stream_options": {"x": 1}}, 400, "stream_options.x"),
         (COMPLETIONS, {"prompt": "a", "processors": {"nope": {}}}, 400, "processors.nope"),
         (CHAT, {"messages": []}, 400, "messages"),
         (CHAT, {"messages": [{"role": "bot", "content": "a"}]}, 400, "messages.0.role"),
@@ -338,6 +348,11 @@ def test_fields_that_ask_for_nothing_are_accepted(http: httpx.Client) -> None:
     }
     answer = http.post(CHAT, json={"messages": HELLO, "max_tokens": 1, **harmless})
     assert answer.status_code == 200, answer.text
+
+
+def test_options_of_streams_need_a_stream(http: httpx.Client) -> None:
+    answer = http.post(COMPLETIONS, json={"prompt": "a", "stream_options": {"include_usage": True}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream_options")
 
 
 def test_the_nearest_known_field_is_named(http: httpx.Client) -> None:
@@ -385,7 +400,7 @@ def test_a_refused_request_leaves_the_engine_free(client: OpenAI, http: httpx.Cl
 
 def test_a_lost_client_frees_what_it_held(client: OpenAI, http: httpx.Client) -> None:
     aborts = "pegboard_request_success_total[abort]"
-    before = metrics(http).get(aborts, 0)
+    before = fresh_metrics(http).get(aborts, 0)
     long: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True}
     with http.stream("POST", COMPLETIONS, json={**long, "stream": True, "n": 2}) as stream:
         assert next(stream.iter_lines()).startswith("data: ")
@@ -403,8 +418,7 @@ def test_a_lost_client_frees_what_it_held(client: OpenAI, http: httpx.Client) ->
 
 
 def test_metrics_agree_with_what_clients_counted(client: OpenAI, http: httpx.Client) -> None:
-    time.sleep(1.5)
-    before = metrics(http)
+    before = fresh_metrics(http)
     usages = [
         client.completions.create(
             model="smol", prompt=PROMPT, n=n, max_tokens=4, extra_body={"ignore_eos": True}

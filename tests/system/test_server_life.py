@@ -3,11 +3,13 @@ whole."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,9 @@ from openai import APIError, AuthenticationError
 from openai.types import Completion
 
 from pegboard.testing.tiny import write_tiny_model
+
+WITHOUT_END = {"ignore_eos": True, "return_token_ids": True}
+"""An answer that goes on, and a chunk for every token, whether or not it has a text."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,7 @@ def long_stream(served: Any, model: Path, max_tokens: int = 15_000) -> Iterator[
         model=str(model),
         prompt=[5, 6, 7],
         max_tokens=max_tokens,
-        extra_body={"ignore_eos": True, "return_token_ids": True},
+        extra_body=WITHOUT_END,
     )
     next(stream)
     return stream
@@ -59,11 +64,15 @@ def test_sigterm_lets_open_answers_finish(serve: Any, model: Path) -> None:
     served = serve(model)
     engine = psutil.Process(served.engine_pid)
     stream = long_stream(served, model, max_tokens=300)
+    # A terminal or a service manager signals the engine's process as well.
+    engine.send_signal(signal.SIGINT)
+    engine.send_signal(signal.SIGTERM)
     served.process.send_signal(signal.SIGTERM)
     chunks = list(stream)
     assert chunks[-1].choices[0].finish_reason == "length"
     assert served.process.wait(20) == 0
     assert not engine.is_running()
+    assert not list(Path(tempfile.gettempdir()).glob("pegboard-*/engine"))
 
 
 def test_a_second_signal_ends_open_answers_with_an_error(serve: Any, model: Path) -> None:
@@ -74,16 +83,6 @@ def test_a_second_signal_ends_open_answers_with_an_error(serve: Any, model: Path
     served.process.send_signal(signal.SIGINT)
     with pytest.raises(APIError, match="shutting down"):
         list(stream)
-    assert served.process.wait(20) == 0
-
-
-def test_a_signal_to_the_whole_group_is_the_parents_to_heed(serve: Any, model: Path) -> None:
-    served = serve(model)
-    stream = long_stream(served, model, max_tokens=300)
-    os.kill(served.engine_pid, signal.SIGTERM)
-    os.kill(served.engine_pid, signal.SIGINT)
-    served.process.send_signal(signal.SIGTERM)
-    assert list(stream)[-1].choices[0].finish_reason == "length"
     assert served.process.wait(20) == 0
 
 
@@ -99,6 +98,7 @@ def test_the_death_of_the_engine_never_looks_like_an_answer(serve: Any, model: P
 def test_the_engine_dies_with_its_server(serve: Any, model: Path) -> None:
     served = serve(model)
     engine = psutil.Process(served.engine_pid)
+    assert "torch" not in Path(f"/proc/{served.process.pid}/maps").read_text()
     served.process.kill()
     served.process.wait()
     wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
@@ -122,38 +122,25 @@ def test_keys_are_asked_for_where_they_are_set(serve: Any, model: Path) -> None:
 
 
 def test_a_full_queue_is_told_with_a_time_to_come_back(serve: Any, model: Path) -> None:
-    served = serve(
-        model,
-        "--max-num-seqs",
-        "1",
-        "--set",
-        "server.limits.queue=1",
-        "--set",
-        "server.limits.prompts=1",
-    )
-    body = {"prompt": [5, 6], "max_tokens": 15_000, "ignore_eos": True, "stream": True}
+    served = serve(model, "--max-num-seqs", "1", "--set", "server.limits.queue=1")
     url = f"{served.url}/v1/completions"
-    with httpx.stream("POST", url, json=body) as running:
-        next(running.iter_lines())
-        with pytest.raises(httpx.ReadTimeout):
-            # It waits behind the first, and its place is free again when its client goes.
-            httpx.post(url, json=body, timeout=1.0)
-        with httpx.Client(timeout=5) as waiting:
-            request = waiting.build_request("POST", url, json=body)
-            with socket.create_connection((request.url.host, request.url.port or 80)) as raw:
-                raw.sendall(_raw_post(request))
-                wait_until(lambda: httpx.post(url, json=body, timeout=2).status_code == 503)
-                refused = httpx.post(url, json=body, timeout=2)
+    body = {"prompt": [5, 6], "max_tokens": 15_000, "stream": True, **WITHOUT_END}
+    with httpx.stream("POST", url, json=body) as running, _post_unread(url, body):
+        lines = running.iter_lines()
+        next(lines)
+        wait_until(lambda: httpx.post(url, json=body, timeout=2).status_code == 503)
+        refused = httpx.post(url, json=body, timeout=2)
     assert refused.headers["retry-after"]
     assert "waiting" in refused.json()["error"]["message"]
 
 
-def _raw_post(request: httpx.Request) -> bytes:
-    content = request.read()
-    head = (
-        f"POST {request.url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    )
-    return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
+def _post_unread(url: str, body: dict[str, Any]) -> socket.socket:
+    """A connection on which a request was sent."""
+    where, content = httpx.URL(url), json.dumps(body).encode()
+    connection = socket.create_connection((where.host, where.port or 80))
+    head = f"POST {where.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
+    connection.sendall(f"{head}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
+    return connection
 
 
 def test_a_taken_port_is_one_line_before_anything_starts(model: Path) -> None:
@@ -166,14 +153,65 @@ def test_a_taken_port_is_one_line_before_anything_starts(model: Path) -> None:
     assert "loading" not in done.stderr
 
 
-def test_weights_that_cannot_be_loaded_are_one_line(model: Path, tmp_path: Path) -> None:
+BROKEN_PLUGIN = """# /// pegboard
+# [plugin]
+# name = "broken"
+# [[provides]]
+# interface = "observer"
+# version = 1
+# name = "broken"
+# summary = "Takes its time, then fails"
+# ///
+import time
+
+from pegboard import hookimpl
+
+
+def make(context):
+    time.sleep(5)
+    raise ValueError("no such device")
+
+
+@hookimpl
+def pegboard_observers():
+    return {"broken": make}
+"""
+
+
+def test_a_start_that_fails_is_one_line_after_answers_that_say_it_loads(
+    serve: Any, model: Path, tmp_path: Path
+) -> None:
+    plugin = tmp_path / "broken.py"
+    plugin.write_text(BROKEN_PLUGIN)
+    load = ("--set", f"plugins.load=[{plugin}]", "--set", "observers=[broken]")
+    served = serve(model, *load, until="listening on")
+    assert httpx.get(f"{served.url}/v1/models").status_code == 200
+    for path in ("/health", "/ready"):
+        answer = httpx.get(served.url + path)
+        assert (answer.status_code, answer.json()) == (503, {"status": "loading"})
+    refused = httpx.post(f"{served.url}/v1/completions", json={"prompt": [5]})
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"]
+    assert served.process.wait(60) == 2
+    assert "no such device" in served.log.strip().splitlines()[-1]
+    assert "Traceback" not in served.log
+
+
+def test_a_signal_while_the_model_loads_ends_both_processes(
+    serve: Any, model: Path, tmp_path: Path
+) -> None:
+    plugin = tmp_path / "broken.py"
+    plugin.write_text(BROKEN_PLUGIN.replace("sleep(5)", "sleep(600)"))
+    load = ("--set", f"plugins.load=[{plugin}]", "--set", "observers=[broken]")
+    served = serve(model, *load, until="listening on")
+    wait_until(lambda: bool(psutil.Process(served.process.pid).children()))
+    (engine,) = psutil.Process(served.process.pid).children()
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(20) == 0
+    assert not engine.is_running()
+
+
+def test_a_model_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
     done = run_serve(str(tmp_path / "nothing"), "--port", "0")
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
-
-
-def test_no_private_folder_is_left(serve: Any, model: Path, tmp_path: Path) -> None:
-    served = serve(model)
-    sockets = [c.laddr for c in psutil.Process(served.engine_pid).net_connections(kind="unix")]
-    folders = {Path(str(address)).parent for address in sockets if "pegboard-" in str(address)}
-    assert not any(folder.exists() for folder in folders)

@@ -21,9 +21,9 @@ from pegboard.interfaces.kv_allocator import (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Holding:
-    """What an owner has.
+    """What an owner has. Two owners' holdings are never the same, even with the same pages.
 
     Attributes:
         tables: its pages, a group; 0 where the window gave one back.

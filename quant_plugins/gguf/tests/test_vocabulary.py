@@ -136,7 +136,8 @@ def test_qwen2_ids_are_those_of_transformers(write_gguf: Any) -> None:
 
     trained = _byte_level(_split(PRETOKENIZE_REGEX))
     model = json.loads(trained.to_str())["model"]
-    theirs = Qwen2Tokenizer(vocab=model["vocab"], merges=[tuple(m) for m in model["merges"]])
+    merges: Any = [tuple(merge) for merge in model["merges"]]
+    theirs = Qwen2Tokenizer(vocab=model["vocab"], merges=merges)
     tokenizer = _tokenizer(write_gguf, _metadata(trained, "qwen2"))
     for text in TEXTS:
         assert tokenizer.encode(text).ids == theirs.encode(text), text
