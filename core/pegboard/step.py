@@ -10,7 +10,7 @@ Arrays described as `[R]` have one entry for each scheduled row, in the order of
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -212,7 +212,7 @@ def decode(data: bytes, kind: type[Message]) -> Message:
     Raises:
         msgspec.ValidationError: the bytes are not such a message.
     """
-    return cast(Message, msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_array))
+    return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_array)
 
 
 def _encode_array(value: Any) -> Any:

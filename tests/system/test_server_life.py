@@ -153,6 +153,23 @@ def test_a_taken_port_is_one_line_before_anything_starts(model: Path) -> None:
     assert "loading" not in done.stderr
 
 
+def test_a_model_without_tokenizer_takes_and_gives_token_ids(serve: Any, tmp_path: Path) -> None:
+    served = serve(write_tiny_model(tmp_path), "--served-model-name", "bare")
+    url = f"{served.url}/v1"
+    body = {"prompt": [5, 6], "max_tokens": 3, **WITHOUT_END}
+    (choice,) = httpx.post(f"{url}/completions", json=body).json()["choices"]
+    assert choice["text"] == ""
+    assert len(choice["token_ids"]) == 3
+    for path, field, value in (
+        ("completions", "prompt", "text"),
+        ("chat/completions", "messages", [{"role": "user", "content": "text"}]),
+    ):
+        answer = httpx.post(f"{url}/{path}", json={field: value})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == field
+        assert "no tokenizer" in answer.json()["error"]["message"]
+
+
 BROKEN_PLUGIN = """# /// pegboard
 # [plugin]
 # name = "broken"
@@ -192,6 +209,7 @@ def test_a_start_that_fails_is_one_line_after_answers_that_say_it_loads(
     refused = httpx.post(f"{served.url}/v1/completions", json={"prompt": [5]})
     assert refused.status_code == 503
     assert refused.headers["retry-after"]
+    assert "loading (0%)" in refused.json()["error"]["message"]
     assert served.process.wait(60) == 2
     assert "no such device" in served.log.strip().splitlines()[-1]
     assert "Traceback" not in served.log

@@ -61,7 +61,7 @@ class Service:
     def check_ready(self) -> None:
         """Raises ApiError 503 when no request can be taken now."""
         reason = {
-            "loading": "the model is loading",
+            "loading": f"the model is loading ({self.engine.loaded:.0%})",
             "draining": "the server is shutting down",
             "dead": "the engine died",
         }.get(self.state)

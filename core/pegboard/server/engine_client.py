@@ -22,6 +22,7 @@ from pegboard.server.messages import (
     Deltas,
     Failed,
     FromEngine,
+    Loading,
     Ready,
     Refused,
     Start,
@@ -43,6 +44,7 @@ class EngineClient:
     """One engine process.
 
     Attributes:
+        loaded: part of the weights that is loaded, 0 to 1.
         facts: what the engine said when it was ready; None until then.
         metrics: its last metrics text, and `metrics_time` (monotonic seconds) when that came.
     """
@@ -54,6 +56,7 @@ class EngineClient:
             command: argv of a process that speaks `messages`; the socket's address and this
                 process's id are appended.
         """
+        self.loaded = 0.0
         self.facts: Ready | None = None
         self.metrics = ""
         self.metrics_time: float | None = None
@@ -178,6 +181,8 @@ class EngineClient:
                     if submission := self._submissions.get(request_id):
                         submission.fail(message.error())
                 self._forget(message.request_ids)
+            case Loading():
+                self.loaded = message.num_loaded / message.num_total
             case Ready():
                 self._ready.set_result(message)
             case Failed():

@@ -5,6 +5,7 @@ It builds the engine of the config that the server sends, then loops: drain the 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
@@ -13,11 +14,12 @@ from collections.abc import Sequence
 
 import zmq
 
-from pegboard.compose import prepare, start_engine
+from pegboard.compose import Prepared, prepare, start_engine
 from pegboard.config import Config
 from pegboard.engine.core import EngineCore
 from pegboard.errors import RequestError, UserError
 from pegboard.interfaces.observer import MetricsText
+from pegboard.progress import progress_bar
 from pegboard.server.lifeline import end_with_parent, leave_signals_to_parent
 from pegboard.server.logs import configure_logging
 from pegboard.server.messages import (
@@ -26,6 +28,7 @@ from pegboard.server.messages import (
     Deltas,
     Failed,
     FromEngine,
+    Loading,
     Ready,
     Refused,
     Start,
@@ -163,13 +166,27 @@ def _serve(channel: Channel) -> None:
         return
     assert isinstance(start, Start)
     prepared = prepare(Config.from_values(start.config))
-    engine = start_engine(prepared)
+    engine = _load(prepared, channel)
     try:
         composition = prepared.composition
         channel.send(Ready(composition.max_model_len, composition.digest, os.getpid()))
         EngineLoop(engine, channel).run()
     finally:
         engine.close()
+
+
+def _load(prepared: Prepared, channel: Channel) -> EngineCore:
+    """The running engine; its loading is shown on a terminal, and told to the server."""
+    total = len(prepared.composition.shape.parameters)
+    num_loaded = itertools.count(1)
+    with progress_bar() as bar:
+        task = bar.add_task("Loading weights", total=total)
+
+        def advance(_name: str) -> None:
+            bar.advance(task)
+            channel.send(Loading(next(num_loaded), total))
+
+        return start_engine(prepared, advance)
 
 
 if __name__ == "__main__":

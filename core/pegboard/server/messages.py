@@ -1,7 +1,7 @@
 """The messages between the server's process and the engine's, msgpack over a private socket.
 
 The server sends `Start` once, then `Add` and `Abort` at will, and `Stop` to end. The engine's process
-answers `Ready` or `Failed`, then `Deltas`, `Refused` and, once a second, `Status`.
+answers `Loading`, then `Ready` or `Failed`, then `Deltas`, `Refused` and, once a second, `Status`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,13 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 ToEngine = Start | Add | Abort | Stop
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """So many of the model's parameters are loaded."""
+
+    num_loaded: int
+    num_total: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -93,7 +100,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     num_steps: int
 
 
-FromEngine = Ready | Failed | Deltas | Refused | Status
+FromEngine = Loading | Ready | Failed | Deltas | Refused | Status
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -1,0 +1,148 @@
+"""What READMEs and CONTRIBUTING show runs as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pegboard import Config
+
+ROOT = Path(__file__).parents[2]
+READMES = [ROOT / "README.md", ROOT / "core" / "README.md", *ROOT.glob("*plugins/*/README.md")]
+BIN = Path(sys.executable).parent
+ENVIRONMENT = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(path: Path, program: str) -> list[str]:
+    """The shell commands of a text that begin with a program, continued lines joined."""
+    text = "\n".join(blocks(path, "bash")).replace("\\\n", "")
+    return [
+        match[0] for match in re.finditer(rf"^{program} (?:'[^']*'|[^\n'])*", text, re.MULTILINE)
+    ]
+
+
+def run(argv: list[str], folder: Path = ROOT) -> str:
+    done = subprocess.run(
+        argv, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def needs_server(source: str) -> bool:
+    return "127.0.0.1:8000" in source
+
+
+@pytest.mark.parametrize("path", READMES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_python_examples_run(path: Path) -> None:
+    for source in blocks(path, "python"):
+        if not needs_server(source):
+            run([sys.executable, "-c", source])
+
+
+@pytest.mark.parametrize("path", READMES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_config_examples_are_valid(path: Path) -> None:
+    for source in blocks(path, "yaml"):
+        Config.from_values(yaml.safe_load(source))
+
+
+def test_the_first_example_names_the_capital() -> None:
+    (source,) = [text for text in blocks(ROOT / "README.md", "python") if "LLM(" in text]
+    assert "Paris" in run([sys.executable, "-c", source])
+
+
+def test_shell_examples_run() -> None:
+    shown = commands(ROOT / "README.md", "pegboard")
+    assert len(shown) == 3
+    outputs = [run(shlex.split(command)) for command in shown]
+    assert "Paris" in outputs[0]
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """The server of the README's command, on a free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (command,) = commands(ROOT / "README.md", "serve")
+    argv = [*shlex.split(command), "--port", str(port)]
+    process = subprocess.Popen(argv, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while not _healthy(port):
+            assert process.poll() is None and time.monotonic() < deadline, (
+                "the server did not start"
+            )
+            time.sleep(0.2)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def test_the_curl_example_is_answered(port: int) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    (command,) = commands(ROOT / "README.md", "curl")
+    answer = run(shlex.split(command.replace(":8000", f":{port}")))
+    assert "Paris" in answer and '"finish_reason"' in answer
+
+
+def test_the_openai_example_is_answered(port: int) -> None:
+    (source,) = [text for text in blocks(ROOT / "README.md", "python") if needs_server(text)]
+    assert run([sys.executable, "-c", source.replace(":8000", f":{port}")]).strip()
+
+
+def test_the_plugin_of_contributing_works(tmp_path: Path) -> None:
+    path = ROOT / "CONTRIBUTING.md"
+    for source in blocks(path, "python"):
+        name = source.splitlines()[0].removeprefix("# ")
+        (tmp_path / name).write_text(source)
+    for program in ("pytest", "pegboard"):
+        (command,) = commands(path, program)
+        assert run(shlex.split(command), tmp_path).strip()
+
+
+@pytest.mark.parametrize("path", [*READMES, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_files_that_are_named_exist(path: Path) -> None:
+    text = path.read_text()
+    named = re.findall(r"\]\(([\w./]+)\)", text)
+    named += re.findall(r"`((?:core|examples|tests|\.ci)/[\w./]+)`", text)
+    places = [name for name in named if not (path.parent / name).exists()]
+    modules = re.findall(
+        r"`((?:server|engine|runner|models|plugins|planner|compose|builtin)/\w+\.py)", text
+    )
+    places += [name for name in modules if not (ROOT / "core" / "pegboard" / name).is_file()]
+    assert [name for name in places if name != "core/pegboard/interfaces/x.py"] == []
+
+
+def test_make_targets_that_are_named_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        named = set(re.findall(r"(?:`|^)make ([\w-]+)", path.read_text(), re.MULTILINE))
+        assert named and named <= targets
