@@ -26,10 +26,14 @@ class ChatTemplate:
 
     Raises:
         TokenizerError: the source is no jinja2 template.
+
+    Attributes:
+        source, special_tokens: as given.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, where: str) -> None:
-        self._special_tokens = dict(special_tokens)
+        self.source = source
+        self.special_tokens = dict(special_tokens)
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
@@ -53,7 +57,7 @@ class ChatTemplate:
                 tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
+                **self.special_tokens,
             )
         except Exception as error:  # templates index, add and call what clients send
             raise RequestError(

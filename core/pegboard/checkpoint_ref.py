@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from pegboard.config_values import nearest
+from pegboard.config_values import nearest, shown
 from pegboard.errors import CheckpointError
 
 _PACKAGE_SCHEME = "pkg://"
@@ -34,14 +34,28 @@ def locate(ref: str, revision: str | None = None) -> Path:
     if ref.startswith(_PACKAGE_SCHEME):
         _refuse_revision(ref, revision)
         return _in_package(ref)
-    path = Path(ref).expanduser()
-    if path.exists():
+    path = _on_disk(ref)
+    if path is not None:
         _refuse_revision(ref, revision)
         return path.resolve()
-    is_hub_id = _HUB_ID.fullmatch(ref) and not ref.startswith(".") and path.suffix not in _WEIGHTS
+    is_hub_id = (
+        _HUB_ID.fullmatch(ref) and not ref.startswith(".") and Path(ref).suffix not in _WEIGHTS
+    )
     if not is_hub_id:
         raise CheckpointError(ref, "no such folder or file", allowed=_ALLOWED)
     return _from_hub(ref, revision)
+
+
+def _on_disk(ref: str) -> Path | None:
+    """What exists under a reference taken for a path."""
+    try:
+        path = Path(ref).expanduser()
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, RuntimeError, ValueError):
+        return None  # RuntimeError: of `~nobody`; ValueError: no path has such characters
+    except OSError as error:
+        raise CheckpointError(shown(ref), f"cannot be read ({error.strerror})") from None
+    return path
 
 
 def _refuse_revision(ref: str, revision: str | None) -> None:
@@ -53,10 +67,13 @@ def _refuse_revision(ref: str, revision: str | None) -> None:
 
 def _in_package(ref: str) -> Path:
     package, _, inside = ref.removeprefix(_PACKAGE_SCHEME).partition("/")
-    if not package.isidentifier() or not inside:
+    if not (package.isidentifier() and inside.isprintable() and inside):
         raise CheckpointError(ref, "not a file in a package", allowed="pkg://package/file")
     # A top-level name: find_spec of a dotted one would import its parents.
-    spec = importlib.util.find_spec(package)
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # of a running program's own `__main__`
+        spec = None
     if spec is None or spec.submodule_search_locations is None:
         raise CheckpointError(
             ref,

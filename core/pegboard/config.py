@@ -16,6 +16,7 @@ from pegboard.config_text import explain, overlay, parse_set, read_yaml, unknown
 from pegboard.config_values import (
     ApiKeys,
     AutoCount,
+    AutoThreads,
     Count,
     Kernels,
     Memory,
@@ -184,7 +185,7 @@ class Config(Section):
     chat_template: Place = "auto"
     dtype: Annotated[DType, one_of(DType)] = "auto"
     device: Annotated[Device, one_of(Device)] = "auto"
-    threads: AutoCount = "auto"
+    threads: AutoThreads = "auto"
     max_model_len: AutoCount = "auto"
     seed: Seed = None
     numerics: Annotated[Numerics, one_of(Numerics)] = "auto"

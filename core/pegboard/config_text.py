@@ -50,6 +50,8 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(where, f"not YAML: {place}{error.problem}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(where, f"not YAML: {error}") from error
+    except RecursionError:
+        raise ConfigError(where, "nested too deeply, or in itself") from None
 
 
 class _UniqueKeys(yaml.SafeLoader):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
@@ -12,6 +13,8 @@ from pydantic import BeforeValidator, PlainValidator
 from pydantic_core import PydanticCustomError
 
 Auto = Literal["auto"]
+MAX_COUNT = 2**31 - 1
+MAX_THREADS = 1024
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1} | {
@@ -19,6 +22,12 @@ _UNITS = {"": 1, "b": 1} | {
     for suffix, base in (("ib", 1024), ("b", 1000))
     for power, prefix in enumerate("kmgt", start=1)
 }
+
+
+# What YAML's aliases make of a few lines may be endless when written out.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 4
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 100
 
 
 def parse_size(text: str) -> int | None:
@@ -32,7 +41,7 @@ def parse_size(text: str) -> int | None:
 
 def shown(value: Any) -> str:
     """A value as an error message shows it: short, on one line."""
-    text = repr(value)
+    text = _SHORT.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -60,15 +69,15 @@ def one_of(literal: Any) -> PlainValidator:
     return PlainValidator(read)
 
 
-def whole(low: int, high: int | None = None, *, word: str | None = None) -> PlainValidator:
+def whole(low: int, high: int = MAX_COUNT, *, word: str | None = None) -> PlainValidator:
     """Accepts a whole number of a range, and a word if one is given."""
-    span = f"a whole number, {low} or more" if high is None else f"a whole number, {low} to {high}"
+    span = f"a whole number, {low} to {high}"
     allowed = f"{word}, or {span}" if word else span
 
     def read(value: Any) -> int | str:
         if isinstance(value, str) and value == word:
             return value
-        if type(value) is not int or value < low or (high is not None and value > high):
+        if type(value) is not int or not low <= value <= high:
             raise refused(shown(value), allowed)
         return value
 
@@ -171,6 +180,7 @@ OptionalText = Annotated[str | None, PlainValidator(_optional_text)]
 Texts = Annotated[list[str], PlainValidator(_texts)]
 Count = Annotated[int, whole(1)]
 AutoCount = Annotated[int | Auto, whole(1, word="auto")]
+AutoThreads = Annotated[int | Auto, whole(1, MAX_THREADS, word="auto")]
 Port = Annotated[int, whole(0, 65535)]
 Seed = Annotated[int | None, PlainValidator(_seed)]
 Size = Annotated[int, PlainValidator(_size)]

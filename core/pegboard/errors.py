@@ -31,6 +31,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_SHOWN = 1000
+"""Characters of what was found, which may come from a file or a client and be of any length."""
+
 
 class PegboardError(Exception):
     """Base of all errors raised on purpose by Pegboard."""
@@ -54,7 +57,8 @@ class UserError(PegboardError):
         super().__init__(self._line())
 
     def _line(self) -> str:
-        line = f"{self.thing}: {self.was}" if self.was else self.thing
+        was = self.was if len(self.was) <= _SHOWN else f"{self.was[:_SHOWN]}..."
+        line = f"{self.thing}: {was}" if was else self.thing
         for label, text in (("allowed", self.allowed), ("fix", self.fix)):
             if text:
                 line += f"; {label}: {text}"

@@ -80,7 +80,8 @@ class Engine:
     Args:
         config: a `Config`, the path of a config file, or a mapping of its keys.
         show_progress: draw a progress bar while weights load, on a terminal.
-        objects: interface name (`scheduler`, `drafter`, ...) to an object to use instead of a plugin.
+        objects: interface name (`scheduler`, `drafter`, ...) to an object to use instead of a plugin;
+            a list of them for `kernel`, `logits_processor`, `observer`.
 
     Raises:
         UserError: config, model, plugins and machine do not go together.
@@ -98,7 +99,7 @@ class Engine:
         self._numbers = itertools.count()
         total = len(self.prepared.composition.shape.parameters)
         with _bar("Loading weights", total, show_progress) as advance:
-            self._core = start_engine(self.prepared, lambda name: advance(1))
+            self._core, self.prepared = start_engine(self.prepared, lambda name: advance(1))
 
     def submit(
         self,

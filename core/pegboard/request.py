@@ -35,6 +35,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         stop: texts that end a sequence; they are not part of the answer.
         stop_token_ids: token ids that end a sequence, beside the model's own.
         ignore_eos: do not end at the model's end-of-sequence tokens.
+        min_tokens: before so many tokens, what would end a sequence by a token is not sampled, and
+            stop texts are not heeded.
         logprobs: report the chosen token's logprob and that many most likely ones; None: none.
         prompt_logprobs: the same for the prompt's tokens.
         processors: logits processor's name to its own parameters, validated by its plugin.
@@ -54,6 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     processors: dict[str, dict[str, Any]] = {}
@@ -73,6 +76,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise RequestError("top_p", f"{self.top_p}", allowed="over 0, at most 1")
         if self.repetition_penalty <= 0.0:
             raise RequestError("repetition_penalty", f"{self.repetition_penalty}", allowed="over 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                "min_tokens", f"{self.min_tokens}", allowed=f"at most max_tokens, {self.max_tokens}"
+            )
         if any(not text for text in self.stop):
             raise RequestError("stop", "an empty text", allowed="texts of one character or more")
         for token_id, bias in self.logit_bias.items():
@@ -92,6 +99,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("frequency_penalty", -2.0, 2.0),
     ("seed", 0, MAX_SEED),
     ("n", 1, 2**16),
+    ("min_tokens", 0, 2**31 - 1),
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),
 )

@@ -121,8 +121,8 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
             still observes.
         pending: bool [R], whether the row's last token is one the host does not know yet (steps in
             flight); the worker's row has it.
-        taps: indices of decoder layers whose input hidden states this step captures for the
-            drafter, ascending; -1 is the embedding's output.
+        taps: indices of decoder layers whose input hidden states this step captures beside those
+            that the drafter declares, ascending; -1 is the embedding's output.
         drafts: draft nodes fed in by the host; None: the worker's own.
     """
 

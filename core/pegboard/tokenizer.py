@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -13,7 +14,7 @@ from pegboard.chat_template import ChatTemplate
 from pegboard.errors import RequestError, TokenizerError
 from pegboard.interfaces.checkpoint import TokenizerFacts
 
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def load_tokenizer(
@@ -52,6 +53,7 @@ class Tokenizer:
     Attributes:
         vocab_size: ids that it knows, added tokens included; the model's vocabulary may be padded.
         eos_token_ids: the id of the text that the checkpoint calls `eos_token`, if it has one.
+        chat_template: of its conversations, if it has one.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class Tokenizer:
         library.no_truncation()
         library.no_padding()
         self._library = library
-        self._template = template
+        self.chat_template = template
         self._where = where
         self._add_bos = facts.add_bos
         self._bos_id = self._token_id(facts.special_tokens, "bos_token")
@@ -95,10 +97,40 @@ class Tokenizer:
             ids.insert(0, self._bos_id)
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids; special tokens and ids beyond the vocabulary add nothing."""
-        text: str = self._library.decode(token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        """Text of token ids; ids beyond the vocabulary add nothing.
+
+        Args:
+            token_ids: what to decode.
+            special: show special tokens, which add nothing otherwise.
+        """
+        text: str = self._library.decode(token_ids, skip_special_tokens=not special)
         return text
+
+    def token(self, token_id: int) -> str:
+        """The token as the vocabulary writes it; empty for an id beyond it."""
+        text: str | None = self._library.id_to_token(token_id)
+        return text or ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token stands for in the middle of a text, exactly: part of a character, too.
+
+        A special token stands for its own text; an id beyond the vocabulary for nothing.
+        """
+        token: str | None = self._library.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._special_ids:
+            return token.encode()
+        if token_id in self._byte_ids:
+            return bytes.fromhex(token[3:5])
+        if self._bytes_of_characters:
+            values = [self._bytes_of_characters.get(character) for character in token]
+            # The decoder takes a token with another character, an added one, for plain text.
+            return token.encode() if None in values else bytes(v for v in values if v is not None)
+        for written, meant in self._replacements:
+            token = token.replace(written, meant)
+        return token.encode()
 
     def render_chat(
         self,
@@ -119,7 +151,7 @@ class Tokenizer:
             TokenizerError: the checkpoint has no chat template.
             RequestError: the template refuses the messages.
         """
-        if self._template is None:
+        if self.chat_template is None:
             raise TokenizerError(
                 f"{self._where}: chat template",
                 "the checkpoint has none",
@@ -129,7 +161,7 @@ class Tokenizer:
             {key: value for key, value in message.items() if value is not None}
             for message in messages
         ]
-        return self._template.render(
+        return self.chat_template.render(
             given, tools=tools, add_generation_prompt=add_generation_prompt
         )
 
@@ -154,6 +186,36 @@ class Tokenizer:
         return max(max(len(text.encode()), 3 * len(text)) for text in texts)
 
     @cached_property
+    def _decoders(self) -> list[dict[str, Any]]:
+        """The steps of the decoder, as the file writes them."""
+        if self._library.decoder is None:
+            return []
+        decoder: dict[str, Any] = json.loads(self._library.decoder.__getstate__())
+        return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+
+    @cached_property
+    def _bytes_of_characters(self) -> dict[str, int]:
+        """Characters that stand for a byte each; none where the vocabulary is not byte-level."""
+        if not any(step["type"] == "ByteLevel" for step in self._decoders):
+            return {}
+        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        others = [byte for byte in range(256) if byte not in printable]
+        return {chr(byte): byte for byte in printable} | {
+            chr(256 + index): byte for index, byte in enumerate(others)
+        }
+
+    @cached_property
+    def _replacements(self) -> list[tuple[str, str]]:
+        """Texts of tokens to what the decoder makes of them."""
+        pairs = []
+        for step in self._decoders:
+            if step["type"] == "Metaspace":
+                pairs.append((step["replacement"], " "))
+            if step["type"] == "Replace" and "String" in step["pattern"]:
+                pairs.append((step["pattern"]["String"], step["content"]))
+        return pairs
+
+    @cached_property
     def _special_ids(self) -> frozenset[int]:
         added = self._library.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
@@ -161,7 +223,7 @@ class Tokenizer:
     @cached_property
     def _byte_ids(self) -> frozenset[int]:
         """Byte-fallback tokens (`<0x0A>`), where the decoder reads them as bytes."""
-        if "ByteFallback" not in str(self._library.decoder):
+        if not any(step["type"] == "ByteFallback" for step in self._decoders):
             return frozenset()
         vocabulary = self._library.get_vocab(with_added_tokens=True)
         return frozenset(

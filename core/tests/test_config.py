@@ -10,6 +10,10 @@ import pytest
 from pegboard.config import Choice, Config, load_config
 from pegboard.errors import ConfigError, ConfigMistakes
 
+ALIASES = ", ".join(f"&a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30))
+ALIASES = f"model: [&a0 [x], {ALIASES}]"
+"""A line that stands for 9 ** 29 values."""
+
 
 def refusal(**values: Any) -> str:
     with pytest.raises(ConfigError) as caught:
@@ -116,6 +120,26 @@ def test_unknown_key_is_refused_with_its_path_and_the_nearest(
         assert part in line
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model: " + "[" * 5000, "nested too deeply"),
+        ("model: &a [*a]", "model: "),
+        (ALIASES, "model: [['x'], [["),
+    ],
+    ids=["deep", "in itself", "of aliases"],
+)
+def test_yaml_without_end_is_refused_in_one_short_line(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
 def test_a_key_like_no_other_suggests_nothing() -> None:
     assert "fix:" not in refusal(zzz=1)
 
@@ -127,8 +151,9 @@ def test_a_key_like_no_other_suggests_nothing() -> None:
             {"numerics": "invarient"},
             "numerics: 'invarient'; allowed: auto, invariant, fast; fix: did you mean 'invariant'?",
         ),
-        ({"threads": 0}, "threads: 0; allowed: auto, or a whole number, 1 or more"),
-        ({"threads": True}, "threads: True; allowed: auto, or a whole number, 1 or more"),
+        ({"threads": 0}, "threads: 0; allowed: auto, or a whole number, 1 to 1024"),
+        ({"threads": True}, "threads: True; allowed: auto, or a whole number, 1 to 1024"),
+        ({"max_model_len": 10**400}, "allowed: auto, or a whole number, 1 to 2147483647"),
         ({"max_model_len": "4k"}, "max_model_len: '4k'; allowed: auto, or a whole number"),
         ({"seed": -1}, "seed: -1; allowed: none, or a whole number, 0 to 2**64 - 1"),
         ({"seed": 2**64}, f"seed: {2**64}; allowed"),

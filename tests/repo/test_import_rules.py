@@ -66,10 +66,8 @@ TABLE: dict[str, Row] = {
     "pegboard.checkpoint_ref": Row(CONFIG),
     "pegboard.tokenizer": Row(("pegboard.errors", "pegboard.interfaces", "pegboard.chat_template")),
     "pegboard.chat_template": Row(("pegboard.errors", "pegboard.interfaces")),
-    "pegboard.plugins": Row(("pegboard.interfaces", "pegboard.config", "pegboard.errors")),
-    "pegboard.planner": Row(
-        ("pegboard.interfaces", "pegboard.plugins", "pegboard.config", "pegboard.errors")
-    ),
+    "pegboard.plugins": Row(("pegboard.interfaces", *CONFIG)),
+    "pegboard.planner": Row(("pegboard.interfaces", "pegboard.plugins", *CONFIG)),
     "pegboard.engine": Row(CONTRACTS),
     "pegboard.models": Row(CONTRACTS, torch=Torch.ANYWHERE),
     "pegboard.runner": Row((*CONTRACTS, "pegboard.models.layers"), torch=Torch.ANYWHERE),

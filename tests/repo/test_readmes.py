@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,3 +147,13 @@ def test_make_targets_that_are_named_exist() -> None:
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
         named = set(re.findall(r"(?:`|^)make ([\w-]+)", path.read_text(), re.MULTILINE))
         assert named and named <= targets
+
+
+def test_the_table_of_interfaces_names_everything_that_is_provided() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|(.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    table = dict(rows)
+    manifests = [ROOT / "core/pegboard/builtin/plugin.toml", *ROOT.glob("*plugins/*/*/plugin.toml")]
+    for path in manifests:
+        for entry in tomllib.loads(path.read_text())["provides"]:
+            assert entry["interface"] in table, entry
+            assert entry["name"] in table[entry["interface"]], entry

@@ -10,9 +10,8 @@ ROOT = Path(__file__).parents[2]
 HOME = "/" + "home/"
 PATTERNS = {
     "a user's home": re.compile(rf"{HOME}\w|/(?:root|Users)/\w"),
-    "the folder of a checkout": re.compile(
-        rf"{re.escape(str(ROOT.parent))}/\w" if ROOT.parent != Path("/") else r"(?!)"
-    ),
+    "the folder of a checkout": re.compile(rf"{re.escape(str(ROOT))}\b"),
+    "the folder of shared material": re.compile(rf"{re.escape(str(ROOT.parent / 'shared'))}\b"),
     "a package registry": re.compile(
         r"index-url|find-links|https?://[a-z0-9.-]+/(?:simple|packages)/"
     ),

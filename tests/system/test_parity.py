@@ -78,7 +78,7 @@ def reference(bundled_model: str) -> Any:
         rope_parameters={"rope_type": "default", "rope_theta": field("rope.freq_base")},
         tie_word_embeddings="lm_head.weight" not in weights,
     )
-    model = transformers.LlamaForCausalLM(config)
+    model: Any = transformers.LlamaForCausalLM(config)
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     return model.eval()

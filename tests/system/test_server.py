@@ -305,7 +305,6 @@ HELLO = [{"role": "user", "content": "Hello"}]
         (COMPLETIONS, {"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias"),
         (COMPLETIONS, {"prompt": "a", "logit_bias": {"49152": 1}}, 400, "logit_bias"),
         (COMPLETIONS, {"prompt": "a", "logprobs": 21}, 400, "logprobs"),
-        (COMPLETIONS, {"prompt": "a", "echo": True}, 400, "echo"),
         (COMPLETIONS, {"prompt": "a", "best_of": 2}, 400, "best_of"),
         (COMPLETIONS, {"prompt": "a", "stream_options": {"x": 1}}, 400, "stream_options.x"),
         (COMPLETIONS, {"prompt": "a", "processors": {"nope": {}}}, 400, "processors.nope"),

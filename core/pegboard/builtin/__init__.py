@@ -68,6 +68,7 @@ def pegboard_logits_processors() -> Factories:
     return {
         "penalties": _from("builtin.processors", "Penalties"),
         "logit_bias": _from("builtin.processors", "LogitBias"),
+        "min_tokens": _from("builtin.processors", "MinTokens"),
     }
 
 

@@ -49,8 +49,8 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
     """Any page can go to any owner; a page can have several references.
 
     A window group's owner never needs more pages than its window and one chunk span, as long as
-    the caller trims after each step and grows over the drafts that it accepts. When several groups have windows, `keep_from` of `trim` is
-    one number for all, so the widest window counts.
+    the caller trims after each step and grows over the drafts that it accepts. When several groups
+    have windows, `keep_from` of `trim` is one number for all, so the widest window counts.
 
     A rolled back transaction gives every page back; names that the prefix cache forgot meanwhile
     stay forgotten, which costs a hit, never a token.

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    model_validator,
+)
 
 _Penalty = Annotated[FiniteFloat, Field(ge=-2.0, le=2.0)]
 
@@ -35,3 +42,26 @@ class LogitBiasParams(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     logit_bias: dict[NonNegativeInt, FiniteFloat] = {}
+
+
+class MinTokensParams(BaseModel):
+    """Parameters of `min_tokens`.
+
+    Attributes:
+        min_tokens: tokens before which nothing that ends the sequence may be sampled.
+        stop_token_ids: what ends the sequence, beside the model's end-of-sequence ids.
+        ignore_eos: those do not end it.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    min_tokens: NonNegativeInt = 0
+    stop_token_ids: tuple[NonNegativeInt, ...] = ()
+    ignore_eos: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_what_has_no_effect(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("min_tokens") in (None, 0):
+            return {k: v for k, v in values.items() if k not in ("stop_token_ids", "ignore_eos")}
+        return values

@@ -1,6 +1,6 @@
-"""The built-in logits processors: penalties and logit bias.
+"""The built-in logits processors: penalties, logit bias, a least length.
 
-Both depend on a row's history and parameters alone.
+They depend on a row's history and parameters alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pegboard.builtin.processor_params import LogitBiasParams, PenaltiesParams
+from pegboard.builtin.processor_params import LogitBiasParams, MinTokensParams, PenaltiesParams
 from pegboard.interfaces.logits_processor import LogitRow, LogitsProcessor, ProcessorContext
 
 
@@ -76,3 +76,31 @@ class LogitBias(LogitsProcessor):
 
     def release(self, row: int) -> None:
         self._bias.pop(row, None)
+
+
+class MinTokens(LogitsProcessor):
+    """Keeps what would end a sequence from being sampled before it has a number of tokens."""
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self._vocab_size = context.vocab_size
+        self._device = torch.device(context.device)
+        self._eos_token_ids = context.eos_token_ids
+        self._banned: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def admit(self, row: int, params: Mapping[str, Any]) -> None:
+        values = MinTokensParams(**params)
+        eos_ids = () if values.ignore_eos else self._eos_token_ids
+        ids = sorted(i for i in {*eos_ids, *values.stop_token_ids} if i < self._vocab_size)
+        if len(ids) == self._vocab_size:
+            raise ValueError("every token would end the sequence")
+        tensor = torch.tensor(ids, dtype=torch.int64, device=self._device)
+        self._banned[row] = (values.min_tokens, tensor)
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> None:
+        for i, row in enumerate(rows):
+            min_tokens, ids = self._banned[row.row]
+            if row.position - row.num_prompt_tokens < min_tokens:
+                logits[i, ids] = float("-inf")
+
+    def release(self, row: int) -> None:
+        self._banned.pop(row, None)

@@ -63,6 +63,13 @@ def describe(path: Path) -> CheckpointFacts:
             f"quantization_config {quantization!r}",
             allowed="an object",
         )
+    method = quantization.get("quant_method")
+    if not isinstance(method, str | None):
+        raise CheckpointError(
+            str(folder / "config.json"),
+            f"quantization_config.quant_method {method!r}",
+            allowed="a text",
+        )
     files = shard_files(path)
     return CheckpointFacts(
         source="safetensors",
@@ -70,7 +77,7 @@ def describe(path: Path) -> CheckpointFacts:
         fingerprint=_fingerprint(config, files),
         config=config,
         tensors=_tensor_facts(path, files),
-        quantization=quantization.get("quant_method"),
+        quantization=method,
         quantization_config=quantization,
         eos_token_ids=_eos_token_ids(generation) or _eos_token_ids(config),
         tokenizer=tokenizer_facts(folder),
@@ -153,7 +160,8 @@ def _weight_map(folder: Path) -> Mapping[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(str(index), "no weight_map", allowed="tensor names to file names")
     for tensor, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
+        is_name = isinstance(file, str) and file.isprintable() and file not in ("", "..")
+        if not is_name or Path(file).name != file:
             raise CheckpointError(
                 str(index), f"tensor {tensor} in {file!r}", allowed="a file of the same folder"
             )
@@ -186,4 +194,4 @@ def _fingerprint(config: Mapping[str, Any], files: tuple[Path, ...]) -> str:
 def _eos_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [value]
-    return tuple(token_id for token_id in ids if isinstance(token_id, int))
+    return tuple(token_id for token_id in ids if type(token_id) is int and token_id >= 0)

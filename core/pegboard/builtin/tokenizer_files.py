@@ -43,8 +43,9 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 def _default_template(template: Any) -> str | None:
     """The template, of several named ones the one called `default`."""
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if entry}
-        template = named.get("default")
+        named = [entry for entry in template if isinstance(entry, dict)]
+        defaults = [entry.get("template") for entry in named if entry.get("name") == "default"]
+        template = defaults[0] if defaults else None
     return template if isinstance(template, str) else None
 
 

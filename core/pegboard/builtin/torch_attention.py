@@ -6,7 +6,8 @@
 Queries of a step are cut into tiles. A tile is a batch of equally long query spans, each with the KV
 slots that its queries may see, padded to a common length and masked. Short spans (decodes and
 verifications) of many rows share a tile; a long span (prefill) has tiles of its own. Arithmetic is in
-float32, in float64 for float64 models.
+float32, in float64 for float64 models. torch's fused function computes the formula where it can, and
+the formula itself where scores are capped or the LSE is wanted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional as F
 
 from pegboard.builtin.torch_attention_layout import layout
 from pegboard.interfaces.attention import (
@@ -44,12 +46,12 @@ class _Tile:
     Attributes:
         tokens: int64 [B, Q], the queries among the step's tokens.
         slots: int64 [B, L], page * block_size + offset.
-        visible: bool [B, Q, L].
+        visible: bool [B, Q, L]; None: every query sees all slots.
     """
 
     tokens: torch.Tensor
     slots: torch.Tensor
-    visible: torch.Tensor
+    visible: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +109,26 @@ class TorchAttention(AttentionBackend):
     ) -> torch.Tensor:
         g = self._group_of[layer]
         if rotary is not None:
-            q = self._rotary.rotate(q, self._positions, rotary.cos, rotary.sin)
-            k = self._rotary.rotate(k, self._positions, rotary.cos, rotary.sin)
+            both = torch.cat((q, k), dim=1)
+            rotated = self._rotary.rotate(both, self._positions, rotary.cos, rotary.sin)
+            q, k = rotated.split((q.shape[1], k.shape[1]), dim=1)
         keys, values = (self._flat(layer, name) for name in ("k", "v"))
-        keys[self._write_slots[g]] = k.to(keys.dtype)
-        values[self._write_slots[g]] = v.to(values.dtype)
+        keys.index_copy_(0, self._write_slots[g], k.to(keys.dtype))
+        values.index_copy_(0, self._write_slots[g], v.to(values.dtype))
         out = torch.empty_like(q)
+        shape = self._layers[layer]
         for tile in self._tiles[g]:
-            attended, log_sum = _attend(
-                q[tile.tokens],
-                _gather(keys, tile.slots),
-                _gather(values, tile.slots),
+            operands = (
+                _wide(q[tile.tokens]),
+                _wide(_gather(keys, tile.slots)),
+                _wide(_gather(values, tile.slots)),
                 tile.visible,
-                self._layers[layer],
+                shape,
             )
+            if lse is None and shape.soft_cap is None:
+                out[tile.tokens] = _attend_fused(*operands).to(out.dtype)
+                continue
+            attended, log_sum = _attend(*operands)
             out[tile.tokens] = attended.to(out.dtype)
             if lse is not None:
                 lse[tile.tokens] = log_sum.to(lse.dtype)
@@ -155,8 +163,12 @@ class TorchAttention(AttentionBackend):
         key = np.minimum(key, end - 1)
         visible = step.visible(tokens, rows, key, group.window) & valid[:, None, :]
         slots = _slots(table[piece.rows], key, group.block_size)
-        to_device = (torch.from_numpy(a).to(self._device) for a in (tokens, slots, visible))
-        return _Tile(*to_device)
+
+        def to_device(values: NDArray[np.generic]) -> torch.Tensor:
+            return torch.from_numpy(values).to(self._device)
+
+        mask = None if visible.all() else to_device(visible)
+        return _Tile(to_device(tokens), to_device(slots), mask)
 
 
 class _Step:
@@ -229,37 +241,61 @@ def _gather(pages: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return pages.index_select(0, slots.flatten()).view(*slots.shape, *pages.shape[1:])
 
 
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """In the dtype of the arithmetic."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _attend_fused(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    visible: torch.Tensor | None,
+    shape: AttentionShape,
+) -> torch.Tensor:
+    """The output of `_attend` for uncapped scores: the query heads that share a KV head become more
+    queries of one head."""
+    batch, num_queries, num_heads, head_dim = q.shape
+    per_kv = num_heads // shape.num_kv_heads
+    queries = q.view(batch, num_queries, shape.num_kv_heads, per_kv, head_dim)
+    queries = queries.permute(0, 2, 3, 1, 4).flatten(2, 3)
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    mask = None if visible is None else visible.repeat(1, per_kv, 1).unsqueeze(1)
+    out = F.scaled_dot_product_attention(queries, k, v, attn_mask=mask, scale=shape.scale)
+    out = out.view(batch, shape.num_kv_heads, per_kv, num_queries, head_dim)
+    return out.permute(0, 3, 1, 2, 4).reshape(q.shape)
+
+
 def _attend(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    visible: torch.Tensor,
+    visible: torch.Tensor | None,
     shape: AttentionShape,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of a tile: a KV head at a time, with all query heads that share it.
 
     Args:
-        q: [B, Q, num_heads, head_dim].
+        q: [B, Q, num_heads, head_dim]; float32 or float64, as k and v are.
         k, v: [B, L, num_kv_heads, head_dim].
-        visible: bool [B, Q, L].
+        visible: bool [B, Q, L]; None: all.
 
     Returns:
-        Output [B, Q, num_heads, head_dim] and LSE [B, Q, num_heads], float32 or float64.
+        Output [B, Q, num_heads, head_dim] and LSE [B, Q, num_heads], in the same dtype.
     """
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     batch, num_queries, num_heads, head_dim = q.shape
     per_kv = num_heads // shape.num_kv_heads
-    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    hidden = ~visible[:, :, None]
     out = torch.empty_like(q)
-    lse = torch.empty(q.shape[:3], dtype=dtype, device=q.device)
+    lse = q.new_empty(q.shape[:3])
     for head in range(shape.num_kv_heads):
         sharing = slice(head * per_kv, (head + 1) * per_kv)
         queries = q[:, :, sharing].reshape(batch, num_queries * per_kv, head_dim)
         scores = torch.bmm(queries, k[:, :, head].transpose(1, 2)).mul_(shape.scale)
         if shape.soft_cap is not None:
             scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
-        scores = scores.view(batch, num_queries, per_kv, -1).masked_fill_(hidden, -torch.inf)
+        scores = scores.view(batch, num_queries, per_kv, -1)
+        if visible is not None:
+            scores = scores.masked_fill_(~visible[:, :, None], -torch.inf)
         peak = scores.amax(dim=-1, keepdim=True)
         weights = scores.sub_(peak).exp_()
         total = weights.sum(dim=-1, keepdim=True)

@@ -7,6 +7,7 @@ number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -24,9 +25,15 @@ from pegboard.interfaces.kernel import (
 )
 from pegboard.interfaces.quantizer import LinearWeight
 
+_PANEL_WIDTHS = (96, 128, 64)
+"""Output features of a panel, to choose from: enough for the product's inner loops, and few enough
+that a panel of a usual model stays in the second-level cache."""
+
 
 def torch_kernel(context: KernelContext) -> Kernel:
     """The kernel of an operation, format `float`."""
+    if context.operation == "linear" and context.device == "cpu":
+        return TorchPanelLinear(context)
     return _KERNELS[context.operation](context)
 
 
@@ -60,6 +67,45 @@ class TorchLinear(LinearKernel):
         return torch.tensor(values, dtype=self._dtype, device=self._device)
 
 
+@dataclass(frozen=True, slots=True)
+class _Panels:
+    """A weight cut into panels of output features.
+
+    Attributes:
+        values: [num_panels, in_features, width], the last panel filled up with zeros.
+        out_features: without the filling.
+    """
+
+    values: torch.Tensor
+    out_features: int
+
+
+class TorchPanelLinear(TorchLinear):
+    """y = x·Wᵀ on a CPU, a batch of products with panels of Wᵀ.
+
+    In one large product of few rows, most time goes into rearranging the weight on each call;
+    panels lie as the product reads them.
+    """
+
+    def prepare(self, weight: LinearWeight) -> PackedWeight:
+        values = cast(torch.Tensor, super().prepare(weight))
+        out_features, in_features = values.shape
+        width = min(_PANEL_WIDTHS, key=lambda width: -out_features % width)
+        padded = F.pad(values, (0, 0, 0, -out_features % width))
+        panels = padded.view(-1, width, in_features).transpose(1, 2).contiguous()
+        return PackedWeight(_Panels(panels, out_features))
+
+    def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+        panels = cast(_Panels, weight)
+        y = torch.bmm(x.expand(len(panels.values), *x.shape), panels.values)
+        return y.transpose(0, 1).reshape(len(x), -1)[:, : panels.out_features]
+
+    def gather_rows(self, weight: PackedWeight, row_ids: torch.Tensor) -> torch.Tensor:
+        values = cast(_Panels, weight).values
+        width = values.shape[2]
+        return values[row_ids // width, :, row_ids % width]
+
+
 class TorchRMSNorm(RMSNormKernel):
     """x / sqrt(mean(x²) + eps) * weight; rounded to the activation dtype before the weight, as the
     models were trained."""
@@ -70,13 +116,14 @@ class TorchRMSNorm(RMSNormKernel):
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = x.to(_wide(x.dtype))
-        mean_square = wide.square().mean(dim=-1, keepdim=True)
-        return (wide * torch.rsqrt(mean_square + eps)).to(x.dtype) * weight
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        mean_square = norm.square_().div_(x.shape[-1])
+        return (wide * mean_square.add_(eps).rsqrt_()).to(x.dtype).mul_(weight)
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        total = x + residual
+        total = residual.add_(x)
         return self.rms_norm(total, weight, eps), total
 
     def self_test(self) -> None:
@@ -103,9 +150,12 @@ class TorchRotary(RotaryKernel):
     ) -> torch.Tensor:
         half = cos.shape[-1]
         c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
-        a, b = x[..., :half].to(cos.dtype), x[..., half : 2 * half].to(cos.dtype)
-        rotated = torch.cat((a * c - b * s, b * c + a * s), dim=-1).to(x.dtype)
-        return torch.cat((rotated, x[..., 2 * half :]), dim=-1)
+        rotated = x.to(cos.dtype, copy=True)
+        a, b = rotated[..., :half], rotated[..., half : 2 * half]
+        a_sin = a * s
+        a.mul_(c).addcmul_(b, s, value=-1)
+        b.mul_(c).add_(a_sin)
+        return rotated.to(x.dtype)
 
     def self_test(self) -> None:
         x = torch.tensor([[[1, 2, 3, 4, 9]]], dtype=self._dtype, device=self._device)

@@ -42,9 +42,11 @@ class TorchSample(SampleKernel):
         assert first == 0xD16CFE09, f"Philox4x32-10 yields {first:#x} for 0xd16cfe09"
 
     def sample(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
-        tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         greedy = rows.temperature == 0
-        tokens[greedy] = logits[greedy].argmax(dim=-1)
+        if bool(greedy.all()):
+            return _argmax(logits)
+        tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+        tokens[greedy] = _argmax(logits[greedy])
         drawn = torch.nonzero(~greedy)[:, 0]
         if len(drawn):
             rows = _select(rows, drawn)
@@ -102,6 +104,14 @@ def _argmax_with_noise(scaled: torch.Tensor, rows: SampleRows) -> torch.Tensor:
         owner, ids = candidates[first : first + _NOISE_CHUNK].unbind(dim=1)
         noise = _noise(ids, rows.seed[owner], rows.position[owner], rows.index[owner])
         scores[owner, ids] = scaled[owner, ids] + noise
+    return _argmax(scores)
+
+
+def _argmax(scores: torch.Tensor) -> torch.Tensor:
+    """argmax of each row, ties to the lower id."""
+    if scores.device.type == "cpu":
+        # numpy's is vectorized, torch's is not
+        return torch.from_numpy(scores.numpy().argmax(axis=-1))
     return scores.argmax(dim=-1)
 
 

@@ -11,7 +11,7 @@ from pegboard.cli.check import check
 from pegboard.cli.command_context import EngineCommandContext
 from pegboard.cli.flags import FLAGS
 from pegboard.cli.generate import generate
-from pegboard.cli.options import takes_config
+from pegboard.cli.options import EITHER_DASH, takes_config
 from pegboard.cli.plugins import plugins
 from pegboard.cli.serve import serve
 from pegboard.plugins.listing import command_entries, load_command
@@ -61,17 +61,17 @@ def application() -> typer.Typer:
             typer.echo(ctx.get_help())
 
     in_process_flags = [flag for flag in FLAGS if not flag.key.startswith("server.")]
-    app.command()(takes_config(serve))
-    app.command()(takes_config(generate, flags=in_process_flags))
+    app.command(context_settings=EITHER_DASH)(takes_config(serve))
+    app.command(context_settings=EITHER_DASH)(takes_config(generate, flags=in_process_flags))
     app.command()(plugins)
-    app.command()(takes_config(check))
+    app.command(context_settings=EITHER_DASH)(takes_config(check))
     return app
 
 
 def serve_application() -> typer.Typer:
     """`serve`."""
     app = _typer()
-    app.command()(takes_config(serve))
+    app.command(context_settings=EITHER_DASH)(takes_config(serve))
     return app
 
 

@@ -28,10 +28,11 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Say in a second whether a config will run, what was chosen for it, and why."""
-    from pegboard.compose import prepare
+    from pegboard.compose import load_tokenizer, prepare
 
     try:
         prepared = prepare(config)
+        load_tokenizer(prepared)
     except UserError as error:
         if not as_json:
             raise

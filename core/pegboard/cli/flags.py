@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ class Flag:
         help: what it sets, one line.
         read: (text, flag) -> the key's value.
         type: of the argument, for typer.
+        short: a second way to type it.
     """
 
     name: str
@@ -29,11 +31,17 @@ class Flag:
     help: str
     read: Callable[[Any, str], Any]
     type: Any = str
+    short: str | None = None
 
     @property
     def metavar(self) -> str | None:
         """What help shows for its argument; None: it takes none."""
         return None if self.type is bool else "VALUE"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All ways to type it."""
+        return (self.name,) if self.short is None else (self.name, self.short)
 
     @property
     def parameter(self) -> str:
@@ -58,7 +66,7 @@ class RefusedFlag:
 
     @property
     def parameter(self) -> str:
-        return _parameter_name(self.name)
+        return f"refused_{_parameter_name(self.name)}"
 
 
 def _parameter_name(flag: str) -> str:
@@ -73,6 +81,19 @@ def _number(value: str, flag: str) -> Any:
     return parse_yaml(value, flag)
 
 
+def _many(value: str, flag: str) -> Any:
+    """A number that may be written `8k`, which is 8000, or `8K`, which is 8192."""
+    match = _MANY.fullmatch(value)
+    if match is None:
+        return _number(value, flag)
+    number = round(float(match[1]) * _MULTIPLES[match[2]], 6)
+    return int(number) if number.is_integer() else number
+
+
+def _length(value: str, flag: str) -> Any:
+    return "auto" if value == "-1" else _many(value, flag)
+
+
 def _texts(value: list[str], flag: str) -> list[str]:
     return value
 
@@ -84,6 +105,9 @@ def _on_or_none(value: bool, flag: str) -> str:
 def _dtype(value: str, flag: str) -> str:
     return {"half": "float16", "float": "float32"}.get(value, value)
 
+
+_MANY = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
+_MULTIPLES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 _DRAFTER_KEYS = {
     "method": "name",
@@ -123,11 +147,14 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--chat-template", "chat_template", "File of another chat template.", _text),
     Flag("--dtype", "dtype", "auto, float32, bfloat16, float16 or float64.", _dtype),
     Flag("--seed", "seed", "Seed of requests that have none.", _number),
-    Flag("--max-model-len", "max_model_len", "Most tokens a sequence.", _number),
+    Flag("--device", "device", "auto, cpu or cuda.", _text),
+    Flag("--max-model-len", "max_model_len", "Most tokens a sequence; 8k, 8K, auto.", _length),
     Flag("--block-size", "kv_cache.block_size", "Tokens a KV block.", _number),
     Flag("--gpu-memory-utilization", "kv_cache.memory", "Fraction of memory to use.", _number),
     Flag("--kv-cache-dtype", "kv_cache.encoding", "How KV is stored.", _text),
-    Flag("--quantization", "quantizer", "The quantizer; auto: the checkpoint's.", _text),
+    Flag(
+        "--quantization", "quantizer", "The quantizer; auto: the checkpoint's.", _text, short="-q"
+    ),
     Flag(
         "--enable-prefix-caching/--no-enable-prefix-caching",
         "prefix_cache",
@@ -140,12 +167,30 @@ FLAGS: tuple[Flag, ...] = (
         "--max-num-batched-tokens",
         "scheduler.max_num_batched_tokens",
         "Most tokens a step.",
-        _number,
+        _many,
     ),
     Flag("--speculative-config", "drafter", f"As JSON: {_DRAFTER_EXAMPLE}.", _drafter),
-    Flag("--tensor-parallel-size", "executor.tensor_parallel", "Devices a layer.", _number),
-    Flag("--pipeline-parallel-size", "executor.pipeline_parallel", "Stages of layers.", _number),
-    Flag("--data-parallel-size", "executor.data_parallel", "Copies of the model.", _number),
+    Flag(
+        "--tensor-parallel-size",
+        "executor.tensor_parallel",
+        "Devices a layer.",
+        _number,
+        short="-tp",
+    ),
+    Flag(
+        "--pipeline-parallel-size",
+        "executor.pipeline_parallel",
+        "Stages of layers.",
+        _number,
+        short="-pp",
+    ),
+    Flag(
+        "--data-parallel-size",
+        "executor.data_parallel",
+        "Copies of the model.",
+        _number,
+        short="-dp",
+    ),
     Flag("--host", "server.host", "Address to listen on.", _text),
     Flag("--port", "server.port", "Port to listen on; 0: a free one.", _number),
     Flag("--api-key", "server.api_keys", "A key that clients must send.", _texts, list[str]),
@@ -154,6 +199,7 @@ FLAGS: tuple[Flag, ...] = (
 """The flags that tutorials use, and the keys that they set."""
 
 REFUSED_FLAGS: tuple[RefusedFlag, ...] = (
+    RefusedFlag("--model", "the model is no flag", "serve MODEL"),
     RefusedFlag(
         "--trust-remote-code",
         "code that comes with a checkpoint is never run",
@@ -164,11 +210,29 @@ REFUSED_FLAGS: tuple[RefusedFlag, ...] = (
     RefusedFlag(
         "--enable-chunked-prefill", "the scheduler decides on chunks", "scheduler: fcfs", bool
     ),
+    RefusedFlag("--no-enable-chunked-prefill", "prompts are computed in chunks", type=bool),
     RefusedFlag("--enable-lora", "adapters are not supported", type=bool),
+    RefusedFlag("--lora-modules", "adapters are not supported"),
+    RefusedFlag("--enable-auto-tool-choice", "calls of tools are left in the text", type=bool),
+    RefusedFlag("--tool-call-parser", "calls of tools are left in the text"),
+    RefusedFlag("--reasoning-parser", "reasoning is left in the text"),
+    RefusedFlag("--enable-expert-parallel", "mixtures of experts are not supported", type=bool),
     RefusedFlag("--swap-space", "a preempted sequence is computed anew, not swapped"),
     RefusedFlag("--cpu-offload-gb", "weights are not offloaded"),
     RefusedFlag("--load-format", "the files of the checkpoint say it"),
     RefusedFlag("--tokenizer-mode", "there is one kind of tokenizer"),
     RefusedFlag("--distributed-executor-backend", "a key says it", "--set executor.name=..."),
+    RefusedFlag("--kv-transfer-config", "a key says it", "--set kv_transfer=..."),
+    RefusedFlag("--speculative-model", "one flag says it all", "--speculative-config '{...}'"),
+    RefusedFlag("--num-speculative-tokens", "one flag says it all", "--speculative-config '{...}'"),
+    RefusedFlag("--rope-scaling", "the checkpoint says it", "set it in its config.json"),
+    RefusedFlag("--hf-overrides", "the checkpoint says it", "set it in its config.json"),
+    RefusedFlag("--download-dir", "the hub's own cache is used", "HF_HOME=FOLDER serve ..."),
+    RefusedFlag("--uds", "the server listens on a host and port", "--host and --port"),
+    RefusedFlag("--ssl-keyfile", "the server speaks plain HTTP", "a proxy in front of it"),
+    RefusedFlag("--ssl-certfile", "the server speaks plain HTTP", "a proxy in front of it"),
+    RefusedFlag("--shutdown-timeout", "open answers have 30 s, until a second signal"),
+    RefusedFlag("--disable-log-requests", "requests are not logged one by one", type=bool),
+    RefusedFlag("--disable-log-stats", "an idle server logs none", type=bool),
 )
 """Flags of the same tutorials that would be without effect here."""

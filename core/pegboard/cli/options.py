@@ -15,6 +15,9 @@ from pegboard.config import Config, load_config
 from pegboard.config_text import nested, overlay
 from pegboard.errors import ConfigError
 
+EITHER_DASH = {"token_normalize_func": lambda name: name.replace("_", "-")}
+"""Settings of a typer command for which `--max_model_len` is `--max-model-len`."""
+
 
 def takes_config(command: Callable[..., None], *, flags: Sequence[Flag] = FLAGS) -> Any:
     """A command for typer: `command` with the common arguments instead of its `config: Config`."""
@@ -66,7 +69,7 @@ def _common_parameters(flags: Sequence[Flag]) -> Iterator[inspect.Parameter]:
         "set", typer.Option("--set", help="Sets any key.", metavar="KEY=VALUE"), list[str]
     )
     for flag in flags:
-        option = typer.Option(flag.name, help=flag.help, metavar=flag.metavar)
+        option = typer.Option(*flag.names, help=flag.help, metavar=flag.metavar)
         yield _parameter(flag.parameter, option, flag.type)
     for refused in REFUSED_FLAGS:
         yield _parameter(refused.parameter, typer.Option(refused.name, hidden=True), refused.type)

@@ -25,13 +25,13 @@ class SingleTextModel:
     """
 
     def __init__(self, prepared: Prepared) -> None:
-        from pegboard.compose import worker_parts
+        from pegboard.compose import Maker, worker_parts
         from pegboard.plugins.loader import load_plugins
         from pegboard.runner.loading import load
 
         composition = prepared.composition
-        registry = load_plugins(composition.manifests)
-        parts = worker_parts(composition, registry, {}, lambda name: None)
+        maker = Maker(load_plugins(composition.manifests), {})
+        parts = worker_parts(composition, maker, lambda name: None)
         self._source = parts.source
         self._loaded: Loaded | None = load(parts)
         pages = zip(composition.num_blocks, composition.groups, strict=True)

@@ -6,10 +6,12 @@ runner.
 """
 
 from pegboard.compose.host import build_engine, load_tokenizer, start_engine
+from pegboard.compose.making import Maker
 from pegboard.compose.preparing import Prepared, prepare
 from pegboard.compose.worker import build_worker, load_worker, worker_parts
 
 __all__ = [
+    "Maker",
     "Prepared",
     "build_engine",
     "build_worker",

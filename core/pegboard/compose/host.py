@@ -6,10 +6,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pegboard.compose.making import build_part, make
+from pegboard.compose.making import Maker, parts_of
 from pegboard.compose.preparing import Prepared, prepare
 from pegboard.compose.processor_params import processor_params
 from pegboard.compose.worker import OnTensor, build_worker, ignore
@@ -29,50 +28,47 @@ from pegboard.plugins.composition import (
     to_json,
 )
 from pegboard.plugins.loader import load_plugins
-from pegboard.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from pegboard.tokenizer import Tokenizer
 
 
-def start_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore:
-    """A running engine: weights are loaded.
+def start_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> tuple[EngineCore, Prepared]:
+    """A running engine, whose weights are loaded, and the composition that it runs.
 
-    A kernel that was chosen by `auto` and fails its self-test is left out, and the composition is
-    resolved once more.
+    That is another one than was prepared when kernels that `auto` chose fail their self-tests: they
+    are left out, and the composition is resolved once more.
 
     Raises:
         KernelUnusable: a kernel that was named fails its self-test.
     """
-    engine = build_engine(prepared, on_tensor)
-    try:
-        engine.start()
-        return engine
-    except KernelUnusable as failure:
-        engine.close()
-        if failure.named:
+    unusable: frozenset[tuple[str, str]] = frozenset()
+    while True:
+        engine = build_engine(prepared, on_tensor)
+        try:
+            engine.start()
+            return engine, prepared
+        except KernelUnusable as failure:
+            engine.close()
+            if failure.named:
+                raise
+            unusable |= {(failure.operation, failure.family)}
+        except BaseException:
+            engine.close()
             raise
-        unusable = frozenset({(failure.operation, failure.family)})
-    except BaseException:
-        engine.close()
-        raise
-    again = prepare(prepared.config, unusable=unusable, **prepared.objects)
-    engine = build_engine(again, on_tensor)
-    try:
-        engine.start()
-    except BaseException:
-        engine.close()
-        raise
-    return engine
+        prepared = prepare(prepared.config, unusable=unusable, **prepared.objects)
 
 
 def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore:
     """The engine of a composition; no weight is loaded before its `start`."""
-    composition, objects = prepared.composition, prepared.objects
-    registry = load_plugins(composition.manifests)
-    build = partial(build_part, registry, composition, objects)
+    composition = prepared.composition
+    maker = Maker(load_plugins(composition.manifests), parts_of(prepared.objects)[1])
     groups, num_blocks = composition.groups, composition.num_blocks
-    cache = build("prefix_cache", PrefixCacheContext(groups, num_blocks, composition.numerics_id))
+
+    def build(interface: str, context: object) -> Any:
+        return maker.make(composition.parts[interface], context)
+
+    cache = build("prefix_cache", PrefixCacheContext(groups, num_blocks, composition.fingerprint))
     ledger = {entry.name: entry.num_bytes for entry in prepared.ledger.entries}
     observing = ObserverContext(composition.model_name, ledger)
     tokenizer = load_tokenizer(prepared)
@@ -102,8 +98,8 @@ def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore
             policy=build(
                 "speculation_policy", SpeculationContext(composition.num_speculative_tokens)
             ),
-            executor=build("executor", _executor_context(prepared, registry, on_tensor)),
-            observers=tuple(make(registry, part, observing) for part in composition.observers),
+            executor=build("executor", _executor_context(composition, maker, on_tensor)),
+            observers=tuple(maker.make(part, observing) for part in composition.observers),
             max_num_seqs=composition.max_num_seqs,
             max_num_batched_tokens=composition.max_num_batched_tokens,
             max_model_len=composition.max_model_len,
@@ -113,7 +109,6 @@ def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore
             taps=(),
             make_detokenizer=_detokenizer_factory(tokenizer),
             processor_params=processor_params(composition),
-            fingerprint=f"{composition.facts.fingerprint}/{composition.numerics_id}",
             seed=composition.seed,
         )
     )
@@ -134,12 +129,11 @@ def load_tokenizer(prepared: Prepared) -> Tokenizer | None:
 
 
 def _executor_context(
-    prepared: Prepared, registry: Registry, on_tensor: OnTensor
+    composition: Composition, maker: Maker, on_tensor: OnTensor
 ) -> ExecutorContext:
-    composition, objects = prepared.composition, prepared.objects
     return ExecutorContext(
         devices=(composition.device,),
-        worker=lambda rank: build_worker(composition, registry, objects, on_tensor),
+        worker=lambda rank: build_worker(composition, maker, on_tensor),
         worker_command=lambda rank: _worker_command(composition, rank),
     )
 

@@ -6,15 +6,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pegboard.checkpoint_ref import locate
-from pegboard.compose.making import options_of
+from pegboard.compose.making import options_of, parts_of
 from pegboard.config import Config
 from pegboard.errors import (
     CompositionRefused,
     ConfigError,
     DuplicateName,
+    InterfaceVersionRefused,
+    ManifestInvalid,
     OptionsInvalid,
     PluginError,
     PluginNotInstalled,
@@ -25,18 +27,11 @@ from pegboard.planner.probe import probe
 from pegboard.planner.tensors import check_tensors
 from pegboard.plugins.composition import (
     Composition,
-    Part,
     Refusal,
 )
-from pegboard.plugins.contracts import CONTRACTS
 from pegboard.plugins.discovery import Catalog, discover
 from pegboard.plugins.inspect import inspect_checkpoint, inspect_model
-from pegboard.plugins.manifest import Origin, Provides, entry_of
-from pegboard.plugins.registry import check_product
 from pegboard.plugins.resolver import Inspected, resolve
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -67,18 +62,21 @@ def prepare(
     Args:
         config: what is wanted.
         unusable: (operation, kernel family) whose self-test failed on this machine.
-        objects: interface name to an object to use instead of a plugin; its class's attribute
-            `manifest`, in the schema of a manifest entry, says what it requires and promises.
+        objects: interface name to an object to use instead of a plugin (a list of them for
+            `kernel`, `logits_processor`, `observer`); its class's attribute `manifest`, in the
+            schema of a manifest entry, says what it requires and promises.
 
     Raises:
         CompositionRefused: the parts do not go together or do not fit; it carries every reason.
-        PluginNotInstalled, DuplicateName, OptionsInvalid: that is the only reason.
+        PluginNotInstalled, ManifestInvalid, InterfaceVersionRefused, DuplicateName, OptionsInvalid:
+            that is the only reason.
         ConfigError, CheckpointError: the model cannot be found or read.
     """
-    catalog = discover(config.plugins.load, config.plugins.disable)
+    catalog = discover(config.plugins.load, config.plugins.disable, config.plugins.replace)
+    objects_parts, _ = parts_of(objects)
     path = locate(config.model, config.revision)
     facts, source = inspect_checkpoint(catalog, path)
-    shape, model = inspect_model(catalog, facts, config.plugins.replace)
+    shape, model = inspect_model(catalog, facts)
     name = config.server.served_model_name
     inspected = Inspected(
         model_name=config.model if name == "auto" else name,
@@ -86,7 +84,7 @@ def prepare(
         source=source,
         shape=shape,
         model=model,
-        objects={interface: _part_of(interface, thing) for interface, thing in objects.items()},
+        objects=objects_parts,
         unusable=unusable,
     )
     devices = probe()
@@ -115,38 +113,18 @@ def _tokenizer_facts(config: Config, catalog: Catalog, facts: CheckpointFacts) -
     if config.chat_template != "auto":
         try:
             template = Path(config.chat_template).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as problem:
+        except (OSError, ValueError) as problem:
             raise ConfigError("chat_template", str(problem), fix="name a jinja2 file") from None
         tokenizer = dataclasses.replace(tokenizer, chat_template=template)
     return tokenizer
-
-
-def _part_of(interface: str, thing: object) -> Part:
-    """The part that stands for an object given in Python."""
-    if interface not in CONTRACTS:
-        raise ConfigError(interface, "no such interface", allowed=", ".join(CONTRACTS))
-    kind = type(thing)
-    origin = Origin(
-        plugin=kind.__name__, distribution="object", version="", module=kind.__module__, path=""
-    )
-    check_product(thing, interface, kind.__name__, origin)
-    manifest = getattr(kind, "manifest", None)
-    if manifest is None:
-        entry = Provides(
-            interface=interface,
-            version=max(CONTRACTS[interface].versions),
-            name=kind.__name__,
-            summary="an object",
-        )
-    else:
-        entry = entry_of({"interface": interface, **manifest}, origin)
-    return Part(origin=origin, entry=entry, path=interface)
 
 
 def _refusal(refusals: Sequence[Refusal]) -> PluginError | CompositionRefused:
     """Every reason; an error of its own kind when there is one reason alone."""
     kinds: dict[str, type[PluginError]] = {
         "not_installed": PluginNotInstalled,
+        "manifest_invalid": ManifestInvalid,
+        "interface_version": InterfaceVersionRefused,
         "duplicate_name": DuplicateName,
         "options": OptionsInvalid,
     }

@@ -30,6 +30,7 @@ def processor_params(
         part.name: (part.entry.fields, _params_model(part))
         for part in composition.logits_processors
     }
+    idle = {name: _defaults(model) for name, (_, model) in models.items()}
 
     def params_of(sampling: SamplingParams) -> dict[str, dict[str, Any]]:
         for name in sampling.processors:
@@ -46,7 +47,9 @@ def processor_params(
             }
             values |= sampling.processors.get(name, {})
             if values or name in sampling.processors:
-                acting[name] = _validated(name, values, model)
+                validated = _validated(name, values, model)
+                if validated != idle[name] or name in sampling.processors:
+                    acting[name] = validated
         return acting
 
     return params_of
@@ -55,6 +58,13 @@ def processor_params(
 def _params_model(part: Part) -> type[BaseModel] | None:
     dotted = part.entry.params
     return None if dotted is None else resolve_dotted(dotted, part.origin)
+
+
+def _defaults(model: type[BaseModel] | None) -> dict[str, Any]:
+    """Values that ask for nothing; none where the model has a required field."""
+    if model is None or any(field.is_required() for field in model.model_fields.values()):
+        return {}
+    return model().model_dump()
 
 
 def _validated(name: str, values: dict[str, Any], model: type[BaseModel] | None) -> dict[str, Any]:

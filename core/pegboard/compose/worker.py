@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pegboard.compose.making import build_part, make
+from pegboard.compose.making import Maker
 from pegboard.errors import (
     KernelUnusable,
 )
@@ -23,7 +22,6 @@ from pegboard.plugins.composition import (
     from_json,
 )
 from pegboard.plugins.loader import load_plugins
-from pegboard.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from pegboard.runner.parts import WorkerParts
@@ -36,12 +34,7 @@ def ignore(name: str) -> None:
     """The `OnTensor` of those who do not want to know."""
 
 
-def build_worker(
-    composition: Composition,
-    registry: Registry,
-    objects: Mapping[str, Any],
-    on_tensor: OnTensor = ignore,
-) -> Worker:
+def build_worker(composition: Composition, maker: Maker, on_tensor: OnTensor = ignore) -> Worker:
     """A worker of the composition; no weight is loaded before its `start`.
 
     Raises:
@@ -49,27 +42,21 @@ def build_worker(
     """
     from pegboard.runner.runner import Runner
 
-    return Runner(worker_parts(composition, registry, objects, on_tensor))
+    return Runner(worker_parts(composition, maker, on_tensor))
 
 
 def load_worker(path: Path, rank: int) -> tuple[str, Worker]:
     """The digest and the worker of a composition in a file, for a worker's own process."""
     composition = from_json(path.read_bytes())
-    worker = build_worker(composition, load_plugins(composition.manifests), {})
+    worker = build_worker(composition, Maker(load_plugins(composition.manifests), {}))
     return composition.digest, worker
 
 
-def worker_parts(
-    composition: Composition,
-    registry: Registry,
-    objects: Mapping[str, Any],
-    on_tensor: OnTensor,
-) -> WorkerParts:
+def worker_parts(composition: Composition, maker: Maker, on_tensor: OnTensor) -> WorkerParts:
     """Built parts and sizes of a worker; kernels have passed their self-tests."""
     from pegboard.runner.parts import WorkerParts
 
-    build = partial(build_part, registry, composition, objects)
-    made = [(choice, _kernel(registry, composition, choice)) for choice in composition.kernels]
+    made = [(choice, _kernel(maker, composition, choice)) for choice in composition.kernels]
     kernels = {choice.operation: kernel for choice, kernel in made if choice.operation != "linear"}
     linear = {
         choice.format: cast(LinearKernel, kernel)
@@ -77,9 +64,15 @@ def worker_parts(
         if choice.operation == "linear"
     }
     processing = ProcessorContext(
-        composition.shape.vocab_size, composition.max_num_seqs, composition.device
+        composition.shape.vocab_size,
+        composition.max_num_seqs,
+        composition.device,
+        composition.facts.eos_token_ids,
     )
-    family = composition.parts["model"].name
+
+    def build(interface: str, context: object) -> Any:
+        return maker.make(composition.parts[interface], context)
+
     return WorkerParts(
         shape=composition.shape,
         groups=composition.groups,
@@ -96,9 +89,9 @@ def worker_parts(
         attention=build("attention", _attention_context(composition, kernels)),
         source=build("checkpoint_source", composition.facts),
         quantizer=build("quantizer", QuantizerContext(composition.facts, composition.dtype)),
-        build_model=registry.factory("model", family),
+        build_model=maker.factory(composition.parts["model"]),
         processors={
-            part.name: make(registry, part, processing) for part in composition.logits_processors
+            part.name: maker.make(part, processing) for part in composition.logits_processors
         },
         drafter=build(
             "drafter",
@@ -107,13 +100,17 @@ def worker_parts(
                 composition.shape.vocab_size,
                 composition.max_num_seqs,
                 composition.max_model_len,
+                composition.draft_model,
+                composition.dtype,
+                composition.device,
+                composition.num_threads,
             ),
         ),
         on_tensor=on_tensor,
     )
 
 
-def _kernel(registry: Registry, composition: Composition, choice: KernelChoice) -> Kernel:
+def _kernel(maker: Maker, composition: Composition, choice: KernelChoice) -> Kernel:
     """The kernel of a choice, after its self-test."""
     context = KernelContext(
         choice.operation,
@@ -122,7 +119,7 @@ def _kernel(registry: Registry, composition: Composition, choice: KernelChoice) 
         composition.device,
         composition.num_threads,
     )
-    kernel: Kernel = make(registry, choice.part, context)
+    kernel: Kernel = maker.make(choice.part, context)
     try:
         kernel.self_test()
     except Exception as problem:

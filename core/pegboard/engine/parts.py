@@ -47,7 +47,6 @@ class EngineParts:
         make_detokenizer: a fresh one for a sequence; None: deltas carry no text.
         processor_params: logits processors' validated parameters of a request, only those that act.
             Raises RequestError.
-        fingerprint: of everything that changes KV content.
         seed: seeds of requests without one are derived from it; None: they are random.
     """
 
@@ -68,5 +67,4 @@ class EngineParts:
     taps: tuple[int, ...]
     make_detokenizer: Callable[[], Detokenizer] | None
     processor_params: Callable[[SamplingParams], dict[str, dict[str, Any]]]
-    fingerprint: str
     seed: int | None

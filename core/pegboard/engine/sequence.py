@@ -49,6 +49,7 @@ class Sequence:
         seq_id: unique in the engine; its owner name in the allocator.
         owner: the request.
         row: the worker's row; None while it waits.
+        min_tokens: output tokens before which no stop text counts.
         num_known: tokens, prompt and output; all committed.
         num_computed: known tokens whose KV is in place.
         num_reserved: slots that the allocator made for later.
@@ -74,6 +75,7 @@ class Sequence:
         "index",
         "last_token_at",
         "max_known",
+        "min_tokens",
         "num_accepted",
         "num_cached_tokens",
         "num_computed",
@@ -106,6 +108,7 @@ class Sequence:
         self.priority = request.priority
         self.tenant = request.tenant
         self.max_known = owner.max_known
+        self.min_tokens = request.params.min_tokens
         self.text = text
         self.num_prompt = self.num_known = len(request.prompt_token_ids)
         self._tokens = np.empty(self.num_prompt + _NEW_SLOTS, np.int32)
@@ -165,15 +168,16 @@ class Sequence:
         shown = ""
         for count, token_id in enumerate(token_ids, start=1):
             self._append(token_id)
+            may_stop = self.num_output > self.min_tokens
             if token_id in self.owner.stop_ids:
                 self.ended = "stop"
                 self.stop_reason = None if token_id in self.owner.eos_ids else token_id
             else:
-                shown += self.text.add(token_id)
+                shown += self.text.add(token_id, may_stop)
                 if self.num_known >= self.max_known:
                     self.ended = "length"
             if self.ended is not None:
-                shown += self.text.finish()
+                shown += self.text.finish(may_stop)
             if self.text.stopped_by is not None:
                 self.ended, self.stop_reason = "stop", self.text.stopped_by
             if self.ended is not None:

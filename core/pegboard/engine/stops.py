@@ -23,32 +23,37 @@ class TextStream:
         self._patterns = tuple(_Pattern(text) for text in stop)
         self._held = ""
 
-    def add(self, token_id: int) -> str:
-        """New text that may be shown."""
+    def add(self, token_id: int, may_stop: bool = True) -> str:
+        """New text that may be shown.
+
+        Args:
+            token_id: the next token.
+            may_stop: whether a stop text that is complete with this token ends the sequence.
+        """
         if self._detokenizer is None:
             return ""
         text = self._detokenizer.add((token_id,))
-        return self._scan(text) if self._patterns else text
+        return self._scan(text, may_stop) if self._patterns else text
 
-    def finish(self) -> str:
+    def finish(self, may_stop: bool = True) -> str:
         """The rest, at the end of a sequence that no stop text ended."""
         if self._detokenizer is None or self.stopped_by is not None:
             return ""
         text = self._detokenizer.finish()
         if not self._patterns:
             return text
-        shown = self._scan(text)
+        shown = self._scan(text, may_stop)
         if self.stopped_by is None:
             shown, self._held = shown + self._held, ""
         return shown
 
-    def _scan(self, text: str) -> str:
+    def _scan(self, text: str, may_stop: bool) -> str:
         """Reads on character by character, so that pieces do not matter: the stop text that is
         complete first counts, and of several the longest."""
         buffer = self._held + text
         for end in range(len(self._held) + 1, len(buffer) + 1):
             found = [pattern for pattern in self._patterns if pattern.read(buffer[end - 1])]
-            if found:
+            if found and may_stop:
                 self.stopped_by = max((pattern.text for pattern in found), key=len)
                 self._held = ""
                 return buffer[: end - len(self.stopped_by)]
@@ -73,8 +78,12 @@ class _Pattern:
             self._fallback[index] = matched
 
     def read(self, character: str) -> bool:
-        """Whether the text is complete with this character; nothing may be read after that."""
-        while self.num_matched and character != self.text[self.num_matched]:
-            self.num_matched = self._fallback[self.num_matched - 1]
-        self.num_matched += character == self.text[self.num_matched]
-        return self.num_matched == len(self.text)
+        """Whether the text is complete with this character."""
+        matched = self.num_matched
+        while matched and character != self.text[matched]:
+            matched = self._fallback[matched - 1]
+        matched += character == self.text[matched]
+        is_complete = matched == len(self.text)
+        # What is complete is looked for anew; its end may be the beginning of the next.
+        self.num_matched = self._fallback[-1] if is_complete else matched
+        return is_complete

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pegboard.step import Drafts, Float32, Int32
+from pegboard.step import Drafts, Float32, Int32, RowAdmission
 
 if TYPE_CHECKING:
     import torch
@@ -23,12 +23,20 @@ class DrafterContext:
         vocab_size: of the target.
         max_num_seqs: rows.
         max_model_len: most tokens a row.
+        model: reference of the drafter's own model, as the config gives it.
+        dtype: activation dtype of the target.
+        device: `cpu` or `cuda`.
+        num_threads: threads it may use on a CPU.
     """
 
     num_speculative_tokens: int
     vocab_size: int
     max_num_seqs: int
     max_model_len: int
+    model: str | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+    num_threads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +71,9 @@ class Drafter(ABC):
     """Decoder layers whose input hidden states it wants."""
 
     @abstractmethod
-    def admit(self, row: int, token_ids: Int32) -> None:
-        """A sequence took the row; its known tokens."""
+    def admit(self, admission: RowAdmission) -> None:
+        """A sequence took a row: its known tokens, and the seed and parameters that a drafter which
+        samples shares its noise by. Tokens that a cache served bring no taps."""
 
     @abstractmethod
     def release(self, row: int, num_tokens: int) -> None:

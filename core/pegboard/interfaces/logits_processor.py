@@ -3,7 +3,7 @@
 A manifest entry may name `params`, the pydantic model of the processor's request parameters, and
 `fields`, the fields of `SamplingParams` that it serves. The host validates
 `SamplingParams.processors[name]` joined with those fields and sends plain values once, at admission;
-a row whose values are all defaults is never admitted to the processor.
+a row whose values are all defaults is never admitted to the processor, unless the request names it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ class ProcessorContext:
         vocab_size: logits a row.
         max_num_seqs: rows.
         device: `cpu` or `cuda`.
+        eos_token_ids: ids that end a sequence by themselves.
     """
 
     vocab_size: int
     max_num_seqs: int
     device: str
+    eos_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

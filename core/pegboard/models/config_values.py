@@ -8,6 +8,8 @@ from typing import Any
 
 from pegboard.errors import CheckpointError
 
+MAX_SIZE = 2**31 - 1
+
 
 class ConfigValues:
     """A config's values by key; null counts as absent, where `is_null` does not tell them apart.
@@ -28,13 +30,16 @@ class ConfigValues:
         """Whether the key is there, with null."""
         return key in self._values and self._values[key] is None
 
-    def size(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """A whole number of at least `minimum`; required where there is no default."""
-        allowed = f"a whole number, at least {minimum}"
+    def size(
+        self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_SIZE
+    ) -> int:
+        """A whole number of a range; required where there is no default."""
+        allowed = f"a whole number, {minimum} to {maximum}"
         value = self._get(key, default, allowed)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_whole or not minimum <= value <= maximum:
             raise self.error(key, f"{value!r}", allowed=allowed)
-        return value
+        return int(value)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number over 0; required where there is no default."""

@@ -15,6 +15,10 @@ from pegboard.interfaces.model import AttentionShape, ModelShape, ParameterShape
 from pegboard.models.config_values import ConfigValues
 from pegboard.models.rope_shape import rope_shape, scaled_max_position
 
+_MAX_HEADS = 2**16
+_MAX_LAYERS = 2**12
+"""Far more than any model has; what is described takes an object a layer."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Family:
@@ -112,7 +116,8 @@ def _family(values: ConfigValues) -> tuple[str, _Family]:
 
 
 def _sizes(values: ConfigValues, family: _Family) -> _Sizes:
-    hidden, num_heads = values.size("hidden_size"), values.size("num_attention_heads")
+    hidden = values.size("hidden_size")
+    num_heads = values.size("num_attention_heads", maximum=_MAX_HEADS)
     absent = None if values.is_null("num_key_value_heads") else family.num_kv_heads
     num_kv_heads = values.size("num_key_value_heads", absent or num_heads)
     if num_heads % num_kv_heads:
@@ -126,7 +131,7 @@ def _sizes(values: ConfigValues, family: _Family) -> _Sizes:
         hidden=hidden,
         intermediate=values.size("intermediate_size"),
         vocab=values.size("vocab_size"),
-        num_layers=values.size("num_hidden_layers"),
+        num_layers=values.size("num_hidden_layers", maximum=_MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,

@@ -13,6 +13,7 @@ from pegboard.interfaces.device import DeviceFacts
 from pegboard.interfaces.kv import KVGroup, TensorSpec
 from pegboard.interfaces.quantizer import WeightSpec
 from pegboard.planner.tensors import QUANTIZABLE, weight_of
+from pegboard.plugins.choice import INACTIVE
 from pegboard.plugins.composition import Composition, Decision, Refusal
 from pegboard.plugins.loader import resolve_dotted
 
@@ -142,15 +143,17 @@ def _weights(composition: Composition) -> list[LedgerEntry]:
 
 
 def _activations(composition: Composition) -> LedgerEntry:
-    """Hidden states, the widest products of a layer, and the logits of the sampled rows."""
+    """Hidden states, the widest products of a layer, the logits of the sampled rows, and the tables
+    of token ids and pages."""
     shape, tokens = composition.shape, composition.max_num_batched_tokens
     attention = shape.attention[0]
     widest = 2 * shape.intermediate_size + shape.hidden_size
     heads = 3 * attention.num_heads * attention.head_dim
     hidden = tokens * (widest + heads + 2 * shape.hidden_size) * ITEM_BYTES[composition.dtype]
     logits = 3 * composition.max_num_seqs * shape.vocab_size * ITEM_BYTES["float32"]
+    tables = composition.max_num_seqs * composition.max_model_len * ITEM_BYTES["int32"]
     plugin = composition.parts["model"].origin.plugin
-    return LedgerEntry("activations", hidden + logits, plugin)
+    return LedgerEntry("activations", hidden + logits + 2 * tables, plugin)
 
 
 def _layouts(composition: Composition) -> tuple[tuple[TensorSpec, ...], ...]:
@@ -226,7 +229,7 @@ def _num_blocks(
 ) -> tuple[int, ...]:
     """The worst case, or what the budget holds of it, split in proportion to it."""
     sequences = composition.max_num_seqs
-    if composition.parts["prefix_cache"].name != "none":
+    if INACTIVE not in composition.parts["prefix_cache"].entry.promises:
         sequences *= 2
     least = [
         _blocks_of(composition, group, composition.max_model_len) for group in composition.groups

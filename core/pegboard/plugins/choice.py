@@ -6,11 +6,15 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pegboard.errors import InterfaceVersionRefused
 from pegboard.interfaces.device import DeviceFacts
 from pegboard.plugins.composition import Decision, Part, Refusal
 from pegboard.plugins.discovery import Broken, Catalog, Offer
 from pegboard.plugins.known import suggestion
 from pegboard.plugins.manifest import Origin, Provides, Requires
+
+INACTIVE = "inactive"
+"""Promise of a part that stands for doing without: `on` does not take it."""
 
 Check = Callable[[Provides], list[str]]
 """Further reasons, beside `Requires`, why an entry does not fit."""
@@ -41,8 +45,7 @@ class Chooser:
 
     Attributes:
         catalog: what is installed.
-        replace: `interface.name` to the plugin that shall provide it.
-        objects: interface to the entry of an object given instead of a name.
+        objects: interface to the parts of objects given instead of names.
         device: the device that the engine runs on.
         dtype: activation dtype.
         head_sizes: elements a head, of all layers.
@@ -50,8 +53,7 @@ class Chooser:
     """
 
     catalog: Catalog
-    replace: Mapping[str, str]
-    objects: Mapping[str, Part]
+    objects: Mapping[str, tuple[Part, ...]]
     device: DeviceFacts
     dtype: str
     head_sizes: frozenset[int]
@@ -60,28 +62,27 @@ class Chooser:
 
     def choose(self, wanted: Wanted, check: Check = lambda entry: []) -> Part | None:
         """The provider; None when there is none, the reasons being in `refusals`."""
-        given = self.objects.get(wanted.interface)
-        if given is not None:
+        for given in self.objects.get(wanted.interface, ()):
             self._refuse(given.origin, self._reasons(given.entry, check), given.entry.name)
             return given
         if wanted.name in ("auto", "on"):
             return self._automatic(wanted, check)
-        offer = self._named(wanted)
-        if offer is None:
-            return None
-        self._refuse(offer.origin, self._reasons(offer.entry, check), wanted.key)
-        return _part(offer, wanted)
+        return self._one_named(wanted, check)
 
     def every(self, interface: str, wanted: Sequence[Wanted]) -> tuple[Part, ...]:
-        """Providers for an interface that takes several: those of the core, then the named ones."""
+        """Providers for an interface that takes several: those of the core, those that the config
+        names (one of the core's may be named for its options), and objects."""
+        named = {entry.name: entry for entry in wanted}
         own = [
-            _part(offer, Wanted(interface, interface, offer.entry.name))
+            _part(offer, named.pop(offer.entry.name, Wanted(interface, interface, "")))
             for offer in self.catalog.offers(interface)
             if offer.origin.builtin
         ]
-        names = {part.name for part in own}
-        named = [self.choose(entry) for entry in wanted if entry.name not in names]
-        return (*own, *(part for part in named if part is not None))
+        chosen = [self._one_named(entry) for entry in named.values()]
+        given = self.objects.get(interface, ())
+        for part in given:
+            self._refuse(part.origin, self.misfits(part.entry.requires), part.name)
+        return (*own, *(part for part in chosen if part is not None), *given)
 
     def refuse(self, code: str, message: str, *, plugin: str = "", fix: str = "") -> None:
         """Notes a reason."""
@@ -95,11 +96,20 @@ class Chooser:
         """Reasons why something with these requirements does not run here."""
         return [*self._device_misfits(requires), *self._model_misfits(requires)]
 
+    def _one_named(self, wanted: Wanted, check: Check = lambda entry: []) -> Part | None:
+        offer = self._named(wanted)
+        if offer is None:
+            return None
+        self._refuse(offer.origin, self._reasons(offer.entry, check), wanted.key)
+        return _part(offer, wanted)
+
     def _automatic(self, wanted: Wanted, check: Check) -> Part | None:
         fitting: list[Offer] = []
         against: list[str] = []
         for offer in self.catalog.offers(wanted.interface):
-            if offer.entry.priority < 0 or (wanted.name == "on" and offer.entry.name == "none"):
+            if offer.entry.priority < 0 or (
+                wanted.name == "on" and INACTIVE in offer.entry.promises
+            ):
                 continue
             reasons = self._reasons(offer.entry, check)
             if reasons:
@@ -116,7 +126,7 @@ class Chooser:
             return None
         best = max(fitting, key=lambda offer: offer.entry.priority)
         rivals = [offer for offer in fitting if offer.entry.name == best.entry.name]
-        chosen = best if len(rivals) == 1 else self._settle(wanted, best.entry.name, rivals)
+        chosen = self.settle(wanted.key, rivals)
         if chosen is None:
             return None
         why = "the only one that fits" if len(fitting) == 1 else "highest priority of what fits"
@@ -128,23 +138,28 @@ class Chooser:
     def _named(self, wanted: Wanted) -> Offer | None:
         offers = self.catalog.offers(wanted.interface)
         found = [offer for offer in offers if offer.entry.name == wanted.name]
-        if len(found) > 1:
-            return self._settle(wanted, wanted.name, found)
         if found:
-            return found[0]
+            return self.settle(wanted.key, found)
         names = sorted({offer.entry.name for offer in offers})
         broken = self._broken(wanted)
         if broken is not None:
-            self.refuse("broken", f"{wanted.key}: {broken.error}", plugin=broken.origin.plugin)
+            is_version = isinstance(broken.error, InterfaceVersionRefused)
+            code = "interface_version" if is_version else "manifest_invalid"
+            self.refuse(code, f"{wanted.key}: {broken.error}", plugin=broken.origin.plugin)
             return None
         self.refuse(
             "not_installed",
             f"{wanted.key}: no installed plugin provides {wanted.name!r};"
             f" installed: {', '.join(names)}",
             plugin=wanted.name,
-            fix=_install(wanted),
+            fix=_install(wanted) or self._look_at_the_broken(),
         )
         return None
+
+    def _look_at_the_broken(self) -> str:
+        """Where to look when what provides a name cannot be told: a manifest is not readable."""
+        names = ", ".join(broken.origin.plugin for broken in self.catalog.broken)
+        return f"'pegboard plugins' says why {names} cannot be used" if names else ""
 
     def _broken(self, wanted: Wanted) -> Broken | None:
         """The broken plugin that would have provided the name, as far as one can tell."""
@@ -158,18 +173,17 @@ class Chooser:
             None,
         )
 
-    def _settle(self, wanted: Wanted, name: str, rivals: Sequence[Offer]) -> Offer | None:
-        key = f"{wanted.interface}.{name}"
-        winner = self.replace.get(key)
-        for rival in rivals:
-            if rival.origin.plugin == winner:
-                return rival
+    def settle(self, key: str, rivals: Sequence[Offer]) -> Offer | None:
+        """The only one; several that provide one name are a reason to refuse."""
+        if len(rivals) == 1:
+            return rivals[0]
+        name, interface = rivals[0].entry.name, rivals[0].entry.interface
         plugins = ", ".join(f"{rival.origin.plugin} ({rival.origin})" for rival in rivals)
         self.refuse(
             "duplicate_name",
-            f"{wanted.key}: {name!r} is provided by several plugins: {plugins}",
+            f"{key}: {name!r} is provided by several plugins: {plugins}",
             plugin=name,
-            fix=f"plugins.replace: {{{key}: {rivals[-1].origin.plugin}}}",
+            fix=f"plugins.replace: {{{interface}.{name}: {rivals[-1].origin.plugin}}}",
         )
         return None
 

@@ -95,6 +95,9 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         seed: of seeds that the engine draws; None: from the system.
         max_model_len: most tokens a sequence.
         max_num_seqs, max_num_batched_tokens: most running sequences, and tokens a step.
+        tensor_parallel, pipeline_parallel, data_parallel: devices that the model is spread over.
+        draft_model: reference of the drafter's own model.
+        verification: `exact`, or `rejection`, which keeps only the distribution.
         num_speculative_tokens: most draft nodes a row; 0: no speculation.
         parts: provider by interface, for interfaces that have one.
         kernels: provider by operation and format.
@@ -117,6 +120,11 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    tensor_parallel: int
+    pipeline_parallel: int
+    data_parallel: int
+    draft_model: str | None
+    verification: str
     num_speculative_tokens: int
     parts: dict[str, Part]
     kernels: tuple[KernelChoice, ...]
@@ -129,6 +137,11 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
     numerics_id: str
     manifests: tuple[Manifest, ...]
     decisions: tuple[Decision, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything that changes KV content: the model and the numbers that it computes."""
+        return f"{self.facts.fingerprint}/{self.numerics_id}"
 
     @property
     def digest(self) -> str:

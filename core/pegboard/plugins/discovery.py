@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 
-from pegboard.errors import ConfigError, ManifestInvalid, PluginError
-from pegboard.plugins.manifest import Manifest, Origin, Provides, block_of, parse_manifest
+from pegboard.errors import ConfigError, DuplicateName, ManifestInvalid, PluginError
+from pegboard.plugins.manifest import (
+    SINGLE_FILE,
+    Manifest,
+    Origin,
+    Provides,
+    block_of,
+    parse_manifest,
+)
 
 GROUP = "pegboard"
 CORE = "pegboard"
@@ -33,19 +41,30 @@ class Offer:
 
 @dataclass(frozen=True)
 class Catalog:
-    """Everything installed: usable manifests, and what is broken."""
+    """Everything installed.
+
+    Attributes:
+        manifests: of usable plugins.
+        broken: plugins that cannot be used.
+        disabled: manifests of plugins that the config leaves out.
+        replace: `interface.name` to the plugin that alone shall provide it.
+    """
 
     manifests: tuple[Manifest, ...]
     broken: tuple[Broken, ...] = ()
-    disabled: tuple[Manifest, ...] = field(default=())
+    disabled: tuple[Manifest, ...] = ()
+    replace: Mapping[str, str] = field(default_factory=dict)
 
     def offers(self, interface: str) -> list[Offer]:
-        """All that is provided for an interface, sorted by name."""
+        """All that is provided for an interface, sorted by name; a name stands twice when two
+        plugins provide it and nothing settles which."""
         found = [
             Offer(manifest.origin, entry)
             for manifest in self.manifests
             for entry in manifest.provides
             if entry.interface == interface
+            and self.replace.get(f"{interface}.{entry.name}", manifest.origin.plugin)
+            == manifest.origin.plugin
         ]
         return sorted(found, key=lambda offer: (offer.entry.name, offer.origin.plugin))
 
@@ -54,32 +73,73 @@ class Catalog:
         return next(m for m in self.manifests if m.origin.plugin == plugin)
 
 
-def discover(load: Sequence[str] = (), disable: Sequence[str] = ()) -> Catalog:
+def discover(
+    load: Sequence[str] = (),
+    disable: Sequence[str] = (),
+    replace: Mapping[str, str] | None = None,
+) -> Catalog:
     """Reads the manifests of all installed plugins and of the single files in `load`.
 
     Raises:
-        ConfigError: a file in `load` does not exist, or `disable` names nothing installed.
+        ConfigError: a file in `load` does not exist, `disable` names nothing installed, or `replace`
+            names a plugin that does not provide the thing.
         ManifestInvalid: a file in `load` has no valid manifest: it was named, so it must work.
+        DuplicateName: a file in `load` has the name of another plugin.
     """
     manifests: list[Manifest] = []
     broken: list[Broken] = []
+    found: dict[str, Origin] = {}
     for origin in _installed():
         try:
+            _check_alone(origin, found)
             manifests.append(_read(origin))
         except PluginError as error:
             broken.append(Broken(origin, error))
-    manifests += [_read_file(Path(name)) for name in load]
+    for name in load:
+        manifest = _read_file(Path(name))
+        _check_alone(manifest.origin, found)
+        manifests.append(manifest)
     known = {m.origin.plugin for m in manifests} | {b.origin.plugin for b in broken}
     for name in disable:
         if name not in known:
             raise ConfigError(
                 "plugins.disable", f"no plugin {name!r} is installed", allowed=", ".join(known)
             )
+    for key, plugin in (replace or {}).items():
+        _check_replacement(key, plugin, manifests)
     return Catalog(
         tuple(m for m in manifests if m.origin.plugin not in disable),
         tuple(b for b in broken if b.origin.plugin not in disable),
         tuple(m for m in manifests if m.origin.plugin in disable),
+        replace or {},
     )
+
+
+def _check_replacement(key: str, plugin: str, manifests: Sequence[Manifest]) -> None:
+    provided = {
+        f"{entry.interface}.{entry.name}": manifest.origin.plugin
+        for manifest in manifests
+        for entry in manifest.provides
+        if manifest.origin.plugin == plugin
+    }
+    if key not in provided:
+        raise ConfigError(
+            f"plugins.replace.{key}",
+            f"plugin {plugin!r} does not provide it",
+            allowed=", ".join(provided) or "the name of an installed plugin",
+        )
+
+
+def _check_alone(origin: Origin, found: dict[str, Origin]) -> None:
+    """Raises DuplicateName when another plugin has this one's name; notes it otherwise."""
+    other = found.setdefault(origin.plugin, origin)
+    if other is not origin:
+        raise DuplicateName(
+            origin.plugin,
+            f"{other} has that name too",
+            origin=str(origin),
+            fix="uninstall one of them, or give the file another name",
+        )
 
 
 def _installed() -> Iterable[Origin]:
@@ -150,9 +210,9 @@ def _read_file(path: Path) -> Manifest:
         raise ConfigError("plugins.load", f"no file {path}", fix="give the path of a Python file")
     origin = Origin(
         plugin=path.stem,
-        distribution="file",
+        distribution=SINGLE_FILE,
         version="",
-        module=f"pegboard_file_{path.stem}",
+        module=f"pegboard_file_{path.stem}_{sha256(bytes(path.resolve())).hexdigest()[:8]}",
         path=str(path.resolve()),
     )
     return _read_block(path, origin)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from pegboard.errors import CheckpointError, PluginNotInstalled
+from pegboard.config_values import shown
+from pegboard.errors import CheckpointError, DuplicateName, PluginNotInstalled
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.model import ModelShape
 from pegboard.plugins.composition import Part
@@ -21,16 +22,25 @@ def inspect_checkpoint(catalog: Catalog, path: Path) -> tuple[CheckpointFacts, P
     Raises:
         CheckpointError: no file there is one that an installed source reads, or it is damaged.
         PluginNotInstalled: a plugin that is not installed would read it.
+        ManifestInvalid, InterfaceVersionRefused: one that is installed and broken would.
     """
-    names = [path.name] if path.is_file() else sorted(entry.name for entry in path.iterdir())
+    names = _names_in(path)
     offers = catalog.offers("checkpoint_source")
-    for offer in sorted(offers, key=lambda offer: -offer.entry.priority):
-        if any(fnmatch(name, pattern) for pattern in offer.entry.files for name in names):
-            describe = resolve_dotted(offer.entry.describe or "", offer.origin)
-            return describe(path), _part(offer)
+    fitting = [
+        offer
+        for offer in offers
+        if any(fnmatch(name, pattern) for pattern in offer.entry.files for name in names)
+    ]
+    if fitting:
+        best = _best(fitting)
+        describe = resolve_dotted(best.entry.describe or "", best.origin)
+        return describe(path), _part(best)
     for name in names:
         pattern = f"*{Path(name).suffix}"
         distribution = suggestion("checkpoint_source", pattern)
+        for broken in catalog.broken:
+            if broken.origin.distribution == distribution:
+                raise broken.error
         if distribution is not None:
             raise PluginNotInstalled(
                 pattern.lstrip("*."),
@@ -44,28 +54,36 @@ def inspect_checkpoint(catalog: Catalog, path: Path) -> tuple[CheckpointFacts, P
     )
 
 
-def inspect_model(
-    catalog: Catalog, facts: CheckpointFacts, replace: Mapping[str, str]
-) -> tuple[ModelShape, Part]:
+def _names_in(path: Path) -> list[str]:
+    """Names of the files of a checkpoint's folder, or of the file that it is."""
+    try:
+        return [path.name] if path.is_file() else sorted(entry.name for entry in path.iterdir())
+    except OSError as problem:
+        raise CheckpointError(
+            str(path), f"cannot be read ({problem.strerror})", allowed="a folder or a file"
+        ) from None
+
+
+def inspect_model(catalog: Catalog, facts: CheckpointFacts) -> tuple[ModelShape, Part]:
     """The shape of the checkpoint's model, and the family that builds it.
 
     Raises:
         CheckpointError: the config names no architecture, or one that nothing installed builds.
     """
-    architectures = list(facts.config.get("architectures") or [])
+    architectures = facts.config.get("architectures") or []
+    is_list = isinstance(architectures, list | tuple)
+    if not is_list or not all(isinstance(name, str) for name in architectures):
+        raise CheckpointError(
+            f"{facts.path}: architectures", shown(architectures), allowed="a list of texts"
+        )
     offers = catalog.offers("model")
     fitting = [
         offer
         for offer in offers
         if any(name in offer.entry.architectures for name in architectures)
     ]
-    named = [
-        offer
-        for offer in fitting
-        if replace.get(f"model.{offer.entry.name}", offer.origin.plugin) == offer.origin.plugin
-    ]
-    if named:
-        best = max(named, key=lambda offer: offer.entry.priority)
+    if fitting:
+        best = _best(fitting)
         describe = resolve_dotted(best.entry.describe or "", best.origin)
         return describe(facts.config), _part(best)
     distribution = next(filter(None, (suggestion("model", name) for name in architectures)), None)
@@ -75,6 +93,21 @@ def inspect_model(
         allowed=", ".join(name for offer in offers for name in offer.entry.architectures),
         fix=f"pip install {distribution}" if distribution else "",
     )
+
+
+def _best(offers: Sequence[Offer]) -> Offer:
+    """The one of highest priority. Raises DuplicateName when two plugins provide its name."""
+    best = max(offers, key=lambda offer: offer.entry.priority)
+    for offer in offers:
+        if offer.entry.name == best.entry.name and offer.origin != best.origin:
+            key = f"{best.entry.interface}.{best.entry.name}"
+            raise DuplicateName(
+                best.entry.name,
+                f"{best.entry.name!r} is provided by {best.origin} and by {offer.origin}",
+                key=best.entry.interface,
+                fix=f"plugins.replace: {{{key}: {best.origin.plugin}}}",
+            )
+    return best
 
 
 def _part(offer: Offer) -> Part:

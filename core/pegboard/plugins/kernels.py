@@ -7,20 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pegboard.interfaces.kernel import OPERATIONS
+from pegboard.interfaces.kv import KVGroup
 from pegboard.plugins.choice import Chooser
 from pegboard.plugins.composition import KernelChoice, Part
 from pegboard.plugins.discovery import Offer
 from pegboard.plugins.manifest import Operation
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    offer: Offer
-    operation: Operation
-
-    @property
-    def rank(self) -> int:
-        return self.offer.entry.priority
 
 
 def choose_kernels(
@@ -45,21 +36,23 @@ def choose_kernels(
                 "unknown_operation",
                 f"kernels.{operation}: unknown operation; allowed: {', '.join(OPERATIONS)}",
             )
-    choices = []
-    for operation in OPERATIONS:
-        name = wanted if isinstance(wanted, str) else wanted.get(operation, "auto")
-        for weight_format in formats if operation == "linear" else ("float",):
-            choice = _choose(chooser, operation, weight_format, name, numerics, unusable)
-            if choice is not None:
-                choices.append(choice)
-    return tuple(choices)
+    search = _Search(chooser, wanted, numerics, unusable)
+    choices = (
+        _choose(search, operation, weight_format)
+        for operation in OPERATIONS
+        for weight_format in (formats if operation == "linear" else ("float",))
+    )
+    return tuple(choice for choice in choices if choice is not None)
 
 
 def numerics_id(
-    kernels: Sequence[KernelChoice], parts: Mapping[str, Part], dtype: str, encodings: Sequence[str]
+    kernels: Sequence[KernelChoice],
+    parts: Mapping[str, Part],
+    machine: tuple[str, str],
+    groups: Sequence[KVGroup],
 ) -> str:
-    """Digest of everything that changes the numbers of KV and logits."""
-    said = [dtype, *encodings]
+    """Digest of everything that changes the numbers of KV and logits; machine: device and dtype."""
+    said = [*machine, *map(str, groups)]
     said += [f"{k.operation}/{k.format}={_signature(k.part)}" for k in kernels]
     said += [f"{name}={_signature(parts[name])}" for name in ("attention", "quantizer", "model")]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
@@ -69,62 +62,126 @@ def _signature(part: Part) -> str:
     return f"{part.origin.distribution} {part.origin.version} {part.name} {sorted(part.options.items())}"
 
 
-def _choose(
-    chooser: Chooser,
-    operation: str,
-    weight_format: str,
-    name: str,
-    numerics: str,
-    unusable: frozenset[tuple[str, str]],
-) -> KernelChoice | None:
-    candidates = [
-        candidate
-        for candidate in _candidates(chooser, operation, weight_format)
-        if (operation, candidate.offer.entry.name) not in unusable
-    ]
-    of_name = [c for c in candidates if c.offer.entry.name == name]
-    families = {offer.entry.name for offer in chooser.catalog.offers("kernel")}
-    named = name != "auto" and bool(of_name)
-    if name != "auto" and name not in families:
-        chooser.refuse(
-            "not_installed",
-            f"kernels: no installed plugin provides {name!r}; installed: {', '.join(sorted(families))}",
-        )
+def _choose(search: _Search, operation: str, weight_format: str) -> KernelChoice | None:
+    """An object's kernel, the one that the config names, or the best that fits."""
+    needed = (operation, weight_format)
+    for part in search.chooser.objects.get("kernel", ()):
+        for offered in part.entry.operations:
+            if search.serves(offered, needed):
+                return search.choice(part, offered, needed, named=True)
+    name = search.name_of(operation)
+    if name == "auto":
+        return search.best(needed)
+    return search.named(name, needed)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What narrows the choice of kernels; see `choose_kernels`."""
+
+    chooser: Chooser
+    wanted: str | Mapping[str, str]
+    numerics: str
+    unusable: frozenset[tuple[str, str]]
+
+    def name_of(self, operation: str) -> str:
+        return self.wanted if isinstance(self.wanted, str) else self.wanted.get(operation, "auto")
+
+    def best(self, needed: tuple[str, str]) -> KernelChoice | None:
+        """What fits and has the highest priority; of row-invariant ones where there are any."""
+        operation = needed[0]
+        candidates = [
+            (offer, offered)
+            for offer in self.chooser.catalog.offers("kernel")
+            if offer.entry.priority >= 0 and (operation, offer.entry.name) not in self.unusable
+            if not self.chooser.misfits(offer.entry.requires)
+            for offered in offer.entry.operations
+            if self.serves(offered, needed)
+        ]
+        invariant = [(offer, offered) for offer, offered in candidates if offered.row_invariant]
+        if self.numerics == "invariant" or (self.numerics == "auto" and invariant):
+            candidates = invariant
+        if not candidates:
+            self._refuse_for_lack(needed)
+            return None
+        offer, offered = max(candidates, key=lambda candidate: candidate[0].entry.priority)
+        rivals = [other for other, _ in candidates if other.entry.name == offer.entry.name]
+        if self.chooser.settle(f"kernels.{operation}", rivals) is None:
+            return None
+        return self.choice(_part(offer), offered, needed, named=False)
+
+    def named(self, name: str, needed: tuple[str, str]) -> KernelChoice | None:
+        """The named family's kernel. A family that is named for all operations leaves those that it
+        does not have to `auto`."""
+        operation = needed[0]
+        families = self.chooser.catalog.offers("kernel")
+        found = [offer for offer in families if offer.entry.name == name]
+        if not found:
+            names = ", ".join(sorted({offer.entry.name for offer in families}))
+            self.chooser.refuse(
+                "not_installed",
+                f"kernels: no installed plugin provides {name!r}; installed: {names}",
+                plugin=name,
+            )
+            return None
+        offer = self.chooser.settle("kernels", found)
+        if offer is None:
+            return None
+        for reason in self.chooser.misfits(offer.entry.requires):
+            self.chooser.refuse("requirement", f"kernels: {name} {reason}", plugin=name)
+        for offered in offer.entry.operations:
+            if self.serves(offered, needed) and (
+                offered.row_invariant or self.numerics != "invariant"
+            ):
+                return self.choice(_part(offer), offered, needed, named=True)
+        if isinstance(self.wanted, str) and self._serves_something(offer):
+            choice = self.best(needed)
+            if choice is not None:
+                why = f"{name} has none that fits"
+                self.chooser.decide(f"kernels.{operation}", choice.part.name, why)
+            return choice
+        self._refuse_for_lack(needed, name)
         return None
-    if named:
-        candidates = of_name
-    if numerics == "invariant":
-        candidates = [c for c in candidates if c.operation.row_invariant]
-    if not candidates:
-        promise = " that promises row_invariant" if numerics == "invariant" else ""
+
+    def serves(self, offered: Operation, needed: tuple[str, str]) -> bool:
+        operation, weight_format = needed
+        return (
+            offered.operation == operation
+            and weight_format in offered.formats
+            and self.chooser.device.kind in offered.devices
+            and (not offered.dtypes or self.chooser.dtype in offered.dtypes)
+        )
+
+    def choice(
+        self, part: Part, offered: Operation, needed: tuple[str, str], *, named: bool
+    ) -> KernelChoice:
+        return KernelChoice(
+            operation=needed[0],
+            format=needed[1],
+            part=part,
+            row_invariant=offered.row_invariant,
+            named=named,
+        )
+
+    def _serves_something(self, offer: Offer) -> bool:
+        return any(
+            self.serves(offered, (offered.operation, weight_format))
+            for offered in offer.entry.operations
+            for weight_format in offered.formats
+        )
+
+    def _refuse_for_lack(self, needed: tuple[str, str], name: str = "") -> None:
+        operation, weight_format = needed
+        chooser, invariant = self.chooser, self.numerics == "invariant"
         chooser.refuse(
             "no_kernel",
-            f"no kernel{promise} for {operation} on {weight_format} weights in {chooser.dtype}"
-            f" on {chooser.device.kind}",
-            fix="numerics: auto" if numerics == "invariant" else "",
+            f"kernels.{operation}: {name or 'nothing installed'} has no kernel"
+            + (" that promises row_invariant" if invariant else "")
+            + f" for {weight_format} weights in {chooser.dtype} on {chooser.device.kind}",
+            plugin=name,
+            fix="numerics: auto" if invariant else "",
         )
-        return None
-    invariant = [c for c in candidates if c.operation.row_invariant]
-    pool = invariant if numerics == "auto" and invariant else candidates
-    best = max(pool, key=lambda candidate: candidate.rank)
-    part = Part(origin=best.offer.origin, entry=best.offer.entry, path="kernels")
-    return KernelChoice(
-        operation=operation,
-        format=weight_format,
-        part=part,
-        row_invariant=best.operation.row_invariant,
-        named=named,
-    )
 
 
-def _candidates(chooser: Chooser, operation: str, weight_format: str) -> list[_Candidate]:
-    return [
-        _Candidate(offer, offered)
-        for offer in chooser.catalog.offers("kernel")
-        if offer.entry.priority >= 0 and not chooser.misfits(offer.entry.requires)
-        for offered in offer.entry.operations
-        if offered.operation == operation
-        and weight_format in offered.formats
-        and chooser.device.kind in offered.devices
-        and (not offered.dtypes or chooser.dtype in offered.dtypes)
-    ]
+def _part(offer: Offer) -> Part:
+    return Part(origin=offer.origin, entry=offer.entry, path="kernels")

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from pegboard.config import Config
+from pegboard.plugins.composition import Part
 from pegboard.plugins.discovery import Catalog, discover
 from pegboard.plugins.loader import load_plugins
 from pegboard.plugins.manifest import Manifest, Origin
@@ -64,7 +65,7 @@ def load_command(name: str) -> Any:
     catalog = discover()
     offer = next(offer for offer in catalog.offers("command") if offer.entry.name == name)
     registry = load_plugins([catalog.manifest(offer.origin.plugin)])
-    return registry.factory("command", name)()
+    return registry.factory(Part(origin=offer.origin, entry=offer.entry))()
 
 
 def _listing(manifest: Manifest, problem: str | None = None) -> PluginListing:

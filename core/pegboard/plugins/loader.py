@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
 import pluggy
 
 from pegboard.errors import (
+    FactoryFailed,
     HookSignatureWrong,
     ManifestHookMismatch,
     PluginImportFailed,
@@ -20,19 +21,21 @@ from pegboard.errors import (
 from pegboard.plugins import hookspecs
 from pegboard.plugins.contracts import CONTRACTS
 from pegboard.plugins.manifest import Dotted, Manifest, Origin
-from pegboard.plugins.registry import Registry
+from pegboard.plugins.registry import FactoryKey, Registry
 
 
 def load_plugins(manifests: Iterable[Manifest]) -> Registry:
     """A frozen registry of the factories of these plugins.
 
     Raises:
-        PluginImportFailed, UnknownHook, HookSignatureWrong, ManifestHookMismatch: of the first
-            plugin that is at fault.
+        PluginImportFailed, UnknownHook, HookSignatureWrong, FactoryFailed, ManifestHookMismatch: of
+            the first plugin that is at fault.
     """
-    factories: dict[tuple[str, str], Callable[..., Any]] = {}
+    factories: dict[FactoryKey, Callable[..., Any]] = {}
     for manifest in manifests:
-        factories |= _register(manifest)
+        plugin = manifest.origin.plugin
+        for (interface, name), factory in _register(manifest).items():
+            factories[plugin, interface, name] = factory
     return Registry(factories)
 
 
@@ -46,7 +49,7 @@ def import_plugin(origin: Origin) -> ModuleType:
         if origin.path.endswith(".py") and origin.module.startswith("pegboard_file_"):
             return _import_file(origin)
         return importlib.import_module(origin.module)
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:  # a module that calls sys.exit has failed too
         raise PluginImportFailed(
             origin.plugin,
             f"import failed: {type(problem).__name__}: {problem}",
@@ -65,9 +68,13 @@ def resolve_dotted(dotted: Dotted, origin: Origin) -> Any:
     try:
         module = importlib.import_module(module_name) if module_name else import_plugin(origin)
         return getattr(module, name)
-    except (ImportError, AttributeError) as problem:
+    except PluginImportFailed:
+        raise
+    except (Exception, SystemExit) as problem:
         raise PluginImportFailed(
-            origin.plugin, f"its manifest names {dotted!r}: {problem}", origin=str(origin)
+            origin.plugin,
+            f"its manifest names {dotted!r}: {type(problem).__name__}: {problem}",
+            origin=str(origin),
         ) from problem
 
 
@@ -108,10 +115,29 @@ def _register(manifest: Manifest) -> dict[tuple[str, str], Callable[..., Any]]:
         ) from problem
     factories: dict[tuple[str, str], Callable[..., Any]] = {}
     for interface, contract in CONTRACTS.items():
-        for provided in getattr(hooks.hook, contract.hook)():
+        for provided in _called(getattr(hooks.hook, contract.hook), origin):
+            if not isinstance(provided, Mapping):
+                raise ManifestHookMismatch(
+                    origin.plugin,
+                    f"{contract.hook} returned a {type(provided).__name__}",
+                    origin=str(origin),
+                    allowed="a mapping of names to factories",
+                )
             factories |= {(interface, name): factory for name, factory in provided.items()}
     _compare(manifest, set(factories))
     return factories
+
+
+def _called(hook: Callable[[], list[Any]], origin: Origin) -> list[Any]:
+    """What the plugin's implementation of a hook returned, if it has one."""
+    try:
+        return hook()
+    except Exception as problem:
+        raise FactoryFailed(
+            origin.plugin,
+            f"one of its hooks failed: {type(problem).__name__}: {problem}",
+            origin=str(origin),
+        ) from problem
 
 
 def _compare(manifest: Manifest, hooked: set[tuple[str, str]]) -> None:

@@ -11,6 +11,12 @@ import msgspec
 from pegboard.errors import InterfaceVersionRefused, ManifestInvalid
 from pegboard.plugins.contracts import CONTRACTS
 
+OBJECT = "object"
+"""The distribution of a part that stands for an object given in Python."""
+
+SINGLE_FILE = "file"
+"""The distribution of a plugin in a single file; its manifest alone says its name."""
+
 Dotted = str
 """`package.module:name`; `:name` is in the plugin's own module."""
 
@@ -154,6 +160,15 @@ def parse_manifest(text: str, origin: Origin) -> Manifest:
         raise ManifestInvalid(
             origin.plugin, f"invalid manifest: {problem}", origin=str(origin)
         ) from None
+    if origin.distribution == SINGLE_FILE:
+        origin = msgspec.structs.replace(origin, plugin=raw.plugin.name)
+    elif raw.plugin.name != origin.plugin:
+        raise ManifestInvalid(
+            origin.plugin,
+            f"its manifest says that its name is {raw.plugin.name!r}",
+            origin=str(origin),
+            allowed=f"the name that it is found by, {origin.plugin!r}",
+        )
     for entry in raw.provides:
         check_entry(entry, origin)
     return Manifest(origin=origin, provides=raw.provides)

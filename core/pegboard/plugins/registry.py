@@ -18,18 +18,20 @@ from pegboard.plugins.composition import Part
 from pegboard.plugins.contracts import CONTRACTS
 from pegboard.plugins.manifest import Origin
 
+FactoryKey = tuple[str, str, str]
+"""Plugin, interface, name: two plugins may provide one name, and only one of them was chosen."""
+
 
 class Registry:
     """What the loaded plugins provide."""
 
-    def __init__(self, factories: Mapping[tuple[str, str], Callable[..., Any]]) -> None:
-        self._factories: Mapping[tuple[str, str], Callable[..., Any]] = MappingProxyType(
-            dict(factories)
-        )
+    def __init__(self, factories: Mapping[FactoryKey, Callable[..., Any]]) -> None:
+        self._factories: Mapping[FactoryKey, Callable[..., Any]] = MappingProxyType(dict(factories))
 
-    def factory(self, interface: str, name: str) -> Callable[..., Any]:
-        """The factory as the plugin registered it."""
-        return self._factories[interface, name]
+    def factory(self, part: Part) -> Callable[..., Any]:
+        """The part's factory, as its plugin registered it."""
+        entry = part.entry
+        return self._factories[part.origin.plugin, entry.interface, entry.name]
 
     def build(self, part: Part, context: object, options: BaseModel | None = None) -> Any:
         """An object of the part's factory.
@@ -44,7 +46,7 @@ class Registry:
             InterfaceNotSatisfied: its product does not implement the interface.
         """
         entry, origin = part.entry, part.origin
-        factory = self._factories[entry.interface, entry.name]
+        factory = self.factory(part)
         arguments = (context,) if options is None else (context, options)
         try:
             product = factory(*arguments)

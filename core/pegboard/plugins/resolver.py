@@ -1,6 +1,7 @@
 """Config, checkpoint, model, devices and manifests in; a composition, or every reason against it, out.
 
-Pure and total: it reads no file, imports no plugin and raises nothing. It knows no bytes: the plan
+Pure and total: what it says depends on its arguments (and on which packages are installed), it
+imports no plugin and raises nothing. It knows no bytes: the plan
 sizes the pool afterwards.
 """
 
@@ -8,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from pegboard.config import Choice, Config
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.device import DeviceFacts
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.model import ModelShape
-from pegboard.plugins.choice import Chooser, Wanted
+from pegboard.plugins.checks import attends, check_parts, numerics_of, reads
+from pegboard.plugins.choice import INACTIVE, Chooser, Wanted
 from pegboard.plugins.composition import Composition, Decision, Part, Refusal
 from pegboard.plugins.discovery import Catalog
 from pegboard.plugins.kernels import choose_kernels, numerics_id
-from pegboard.plugins.manifest import Manifest, Provides
+from pegboard.plugins.manifest import OBJECT, Manifest
 
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_NUM_SPECULATIVE_TOKENS = 4
@@ -37,7 +38,7 @@ class Inspected:
         model_name: under which the model is served.
         facts, source: the checkpoint and the part that reads it.
         shape, model: the model and the part that builds it.
-        objects: interface to the part that stands for an object given in Python.
+        objects: interface to the parts that stand for objects given in Python.
         unusable: (operation, kernel family) whose self-test failed on this machine.
     """
 
@@ -46,7 +47,7 @@ class Inspected:
     source: Part
     shape: ModelShape
     model: Part
-    objects: Mapping[str, Part] = field(default_factory=dict)
+    objects: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
     unusable: frozenset[tuple[str, str]] = frozenset()
 
 
@@ -64,7 +65,6 @@ def resolve(
     dtype = _dtype(config, facts, device, decisions, refusals)
     chooser = Chooser(
         catalog=catalog,
-        replace=config.plugins.replace,
         objects=inspected.objects,
         device=device,
         dtype=dtype,
@@ -86,14 +86,14 @@ def resolve(
     )
     observers = chooser.every("observer", _several("observer", config.observers))
     groups = _groups(config, shape, dtype, parts.get("attention"), chooser)
-    _check_parallel(config, parts.get("executor"), chooser)
-    _check_features(parts, chooser)
+    used = [*parts.values(), *(kernel.part for kernel in kernels), *processors, *observers]
+    check_parts(config, shape, parts, used, chooser)
     if refusals:
         return _once(refusals)
-    numerics = _numerics(config, [k.row_invariant for k in kernels], parts["attention"], chooser)
+    invariant = [kernel.row_invariant for kernel in kernels]
+    numerics = numerics_of(config, invariant, parts["attention"], chooser)
     if numerics is None:
         return _once(refusals)
-    used = [*parts.values(), *(k.part for k in kernels), *processors, *observers]
     return Composition(
         model_name=inspected.model_name,
         facts=facts,
@@ -105,6 +105,11 @@ def resolve(
         max_model_len=max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        tensor_parallel=config.executor.tensor_parallel,
+        pipeline_parallel=config.executor.pipeline_parallel,
+        data_parallel=config.executor.data_parallel,
+        draft_model=config.drafter.model,
+        verification=config.drafter.verification,
         num_speculative_tokens=_num_speculative_tokens(config, parts["drafter"]),
         parts=parts,
         kernels=kernels,
@@ -114,7 +119,7 @@ def resolve(
         layouts=(),
         num_blocks=(),
         numerics=numerics,
-        numerics_id=numerics_id(kernels, parts, dtype, [group.encoding for group in groups]),
+        numerics_id=numerics_id(kernels, parts, (device.kind, dtype), groups),
         manifests=_manifests(catalog, used),
         decisions=tuple(decisions),
     )
@@ -206,11 +211,11 @@ def _choose_parts(config: Config, inspected: Inspected, chooser: Chooser) -> dic
         "model": inspected.model,
         "quantizer": chooser.choose(
             _wanted("quantizer", "quantizer", config.quantizer),
-            lambda entry: _reads(entry, method),
+            lambda entry: reads(entry, method),
         ),
         "attention": chooser.choose(
             _wanted("attention", "attention", config.attention),
-            lambda entry: _attends(entry, inspected.shape, _encoding(config)),
+            lambda entry: attends(entry, inspected.shape, _encoding(config)),
         ),
         "kv_allocator": chooser.choose(
             _wanted("kv_allocator", "kv_cache.allocator", config.kv_cache.allocator)
@@ -226,8 +231,10 @@ def _choose_parts(config: Config, inspected: Inspected, chooser: Chooser) -> dic
         "executor": chooser.choose(executor),
     }
     if config.kv_transfer.name != "none":
-        found["kv_transfer"] = chooser.choose(
-            _wanted("kv_transfer", "kv_transfer", config.kv_transfer)
+        chooser.refuse(
+            "inactive",
+            f"kv_transfer: {config.kv_transfer.name}, but this engine moves no KV yet",
+            fix="kv_transfer: none",
         )
     return {interface: part for interface, part in found.items() if part is not None}
 
@@ -242,26 +249,6 @@ def _several(interface: str, choices: Sequence[Choice]) -> list[Wanted]:
         Wanted(interface, f"{key}[{i}]", choice.name, choice.options, f"{key}[{i}].options")
         for i, choice in enumerate(choices)
     ]
-
-
-def _reads(entry: Provides, method: str) -> list[str]:
-    if method in entry.methods:
-        return []
-    stored = "is not quantized" if method == "none" else f"is quantized by {method}"
-    return [f"reads {', '.join(entry.methods)}, and the checkpoint {stored}"]
-
-
-def _attends(entry: Provides, shape: ModelShape, encoding: str) -> list[str]:
-    needs = {
-        "window": any(layer.window is not None for layer in shape.attention),
-        "soft_cap": any(layer.soft_cap is not None for layer in shape.attention),
-    }
-    reasons = [
-        f"has no {name}" for name, needed in needs.items() if needed and name not in entry.promises
-    ]
-    if encoding not in entry.encodings:
-        reasons.append(f"has no KV encoding {encoding!r}; allowed: {', '.join(entry.encodings)}")
-    return reasons
 
 
 def _encoding(config: Config) -> str:
@@ -286,8 +273,8 @@ def _groups(
                 plugin=attention.origin.plugin,
             )
     layers: dict[tuple[int, int, int | None], list[int]] = {}
-    for layer, attends in enumerate(shape.attention):
-        key = (attends.num_kv_heads, attends.head_dim, attends.window)
+    for layer, attention_of in enumerate(shape.attention):
+        key = (attention_of.num_kv_heads, attention_of.head_dim, attention_of.window)
         layers.setdefault(key, []).append(layer)
     return tuple(
         KVGroup(tuple(members), heads, head_dim, block_size, window, _encoding(config), dtype)
@@ -295,59 +282,15 @@ def _groups(
     )
 
 
-def _check_parallel(config: Config, executor: Part | None, chooser: Chooser) -> None:
-    if executor is None:
-        return
-    for kind in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
-        if getattr(config.executor, kind) > 1 and kind not in executor.entry.promises:
-            chooser.refuse(
-                "parallel",
-                f"executor.{kind}: {getattr(config.executor, kind)}, but executor"
-                f" {executor.name!r} runs one worker",
-                plugin=executor.origin.plugin,
-                fix=f"executor.{kind}: 1",
-            )
-
-
-def _check_features(parts: Mapping[str, Part], chooser: Chooser) -> None:
-    for part in parts.values():
-        for feature in part.entry.requires.features:
-            interface, _, name = feature.partition(".")
-            provider = parts.get(interface)
-            if provider is not None and name not in provider.entry.promises:
-                chooser.refuse(
-                    "feature",
-                    f"{part.entry.interface} {part.name!r} needs {feature}, which"
-                    f" {provider.name!r} does not have",
-                    plugin=part.origin.plugin,
-                )
-
-
-def _numerics(
-    config: Config, invariant_kernels: Sequence[bool], attention: Part, chooser: Chooser
-) -> Literal["invariant", "fast"] | None:
-    """`invariant` or `fast`; None when the config asks for what these parts do not promise."""
-    attends = "row_invariant" in attention.entry.promises
-    if config.numerics == "invariant" and not attends:
-        chooser.refuse(
-            "numerics",
-            f"numerics: invariant, but attention {attention.name!r} does not promise row_invariant",
-            plugin=attention.origin.plugin,
-            fix="numerics: auto",
-        )
-        return None
-    return "invariant" if attends and all(invariant_kernels) else "fast"
-
-
 def _num_speculative_tokens(config: Config, drafter: Part) -> int:
-    if drafter.name == "none" or config.drafter.num_speculative_tokens == 0:
+    if INACTIVE in drafter.entry.promises or config.drafter.num_speculative_tokens == 0:
         return 0
     wanted = config.drafter.num_speculative_tokens
     return DEFAULT_NUM_SPECULATIVE_TOKENS if wanted == "auto" else int(wanted)
 
 
 def _manifests(catalog: Catalog, parts: Sequence[Part]) -> tuple[Manifest, ...]:
-    plugins = sorted({part.origin.plugin for part in parts if part.origin.distribution != "object"})
+    plugins = sorted({part.origin.plugin for part in parts if part.origin.distribution != OBJECT})
     return tuple(catalog.manifest(plugin) for plugin in plugins)
 
 

@@ -48,7 +48,8 @@ class Runner(Worker):
         times = [time.perf_counter()]
         _update_rows(on, batch)
         inputs = build_inputs(on.rows, batch)
-        hidden, taps = _forward(on, inputs, batch.taps)
+        wanted = tuple(sorted({*batch.taps, *on.drafter.taps}))
+        hidden, taps = _forward(on, inputs, wanted)
         times.append(time.perf_counter())
 
         prompt_logprobs = on.sampler.prompt_logprobs(hidden, inputs)
@@ -111,7 +112,7 @@ def _update_rows(on: Loaded, batch: StepBatch) -> None:
     for admission in batch.admitted:
         on.rows.admit(admission)
         on.processors.admit(admission.row, admission.processors)
-        on.drafter.admit(admission.row, admission.token_ids)
+        on.drafter.admit(admission)
     for update in batch.groups:
         on.rows.check_encoding(update)
         _copy_pages(on, update)

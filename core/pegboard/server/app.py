@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal
@@ -18,12 +20,14 @@ from pegboard.server.chat import chat_call, chat_chunks, chat_reply
 from pegboard.server.completions import completion_call, completion_chunks, completion_reply
 from pegboard.server.engine_client import EngineClient
 from pegboard.server.failures import RETRY_AFTER, ApiError, install_handlers
+from pegboard.server.json_body import JsonRoute
 from pegboard.server.middleware import CountRequests, HttpMetrics, LimitBody, RequireKey
 from pegboard.server.protocol import ChatBody, CompletionBody
 from pegboard.server.replies import Chunk, ModelCard, ModelList
 from pegboard.server.served_model import ServedModel, TokenTexts
 from pegboard.server.stream import ClientGone, EventStream, while_connected
 from pegboard.server.submission import Submission
+from pegboard.server.tokenizing import DetokenizeBody, TokenizeBody, detokenize, tokenize
 
 State = Literal["loading", "ready", "draining", "dead"]
 
@@ -38,14 +42,17 @@ class Service:
     """What the routes work with.
 
     Attributes:
+        api_keys: any of them lets a client in; none: everybody may.
         draining: no new requests are taken, open ones may finish.
     """
 
     config: ServerConfig
+    api_keys: tuple[str, ...]
     model: ServedModel
     engine: EngineClient
     draining: bool = False
     texts: TokenTexts = field(init=False)
+    _num_preparing: int = 0
 
     def __post_init__(self) -> None:
         self.texts = TokenTexts(self.model.tokenizer)
@@ -65,14 +72,27 @@ class Service:
             "draining": "the server is shutting down",
             "dead": "the engine died",
         }.get(self.state)
-        if reason is None and self.engine.num_queued >= self.config.limits.queue:
-            reason = "too many requests are waiting"
         if reason is not None:
             raise ApiError(503, reason, headers=RETRY_AFTER)
 
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """While a request is tokenized it takes a place in the queue.
+
+        Raises:
+            ApiError: 503, none can be taken now.
+        """
+        self.check_ready()
+        self._check_queue(1)
+        self._num_preparing += 1
+        try:
+            yield
+        finally:
+            self._num_preparing -= 1
+
     async def answer(self, http: Request, call: Call, reply: Reply) -> Response:
         """Runs a call, and answers with all of it."""
-        submission = self.engine.submit(call.requests)
+        submission = self._submit(call)
         try:
             answer = await while_connected(http, reply(call, submission, self.texts))
             return _json(answer)
@@ -82,7 +102,7 @@ class Service:
     async def stream(self, http: Request, call: Call, chunks: Chunks) -> Response:
         """Runs a call, and answers as it goes. A call that fails before its first token still gets
         a status of its own."""
-        submission = self.engine.submit(call.requests)
+        submission = self._submit(call)
         try:
             await while_connected(http, submission.first())
         except BaseException:
@@ -90,18 +110,31 @@ class Service:
             raise
         return EventStream(chunks(call, submission, self.texts), submission)
 
+    def _submit(self, call: Call) -> Submission:
+        # The state may have changed while the prompts were tokenized.
+        self.check_ready()
+        self._check_queue(len(call.requests))
+        return self.engine.submit(call.requests)
+
+    def _check_queue(self, num_requests: int) -> None:
+        waiting = self.engine.num_queued + self._num_preparing
+        if waiting + num_requests > self.config.limits.queue:
+            raise ApiError(503, "too many requests are waiting", headers=RETRY_AFTER)
+
 
 def create_app(service: Service) -> FastAPI:
     """The application that serves a service."""
     app = FastAPI(title="Pegboard", version=version("pegboard"), docs_url=None, redoc_url=None)
+    app.router.route_class = JsonRoute
     registry = CollectorRegistry()
     _add_openai_routes(app, service)
+    _add_tokenizer_routes(app, service)
     _add_operator_routes(app, service, registry)
     install_handlers(app)
     app.add_exception_handler(ClientGone, _client_gone)
     app.add_middleware(LimitBody, max_bytes=service.config.limits.body)
-    if service.config.api_keys:
-        app.add_middleware(RequireKey, keys=service.config.api_keys)
+    if service.api_keys:
+        app.add_middleware(RequireKey, keys=service.api_keys)
     app.add_middleware(CountRequests, metrics=HttpMetrics(registry))
     return app
 
@@ -118,19 +151,31 @@ def _add_openai_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, http: Request) -> Response:
-        service.check_ready()
-        call = await completion_call(body, service.model, service.config.limits, _tenant(http))
+        with service.preparing():
+            call = await completion_call(body, service.model, service.config.limits, _tenant(http))
         if body.stream:
             return await service.stream(http, call, completion_chunks)
         return await service.answer(http, call, completion_reply)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, http: Request) -> Response:
-        service.check_ready()
-        call = await chat_call(body, service.model, service.config.limits, _tenant(http))
+        with service.preparing():
+            call = await chat_call(body, service.model, service.config.limits, _tenant(http))
         if body.stream:
             return await service.stream(http, call, chat_chunks)
         return await service.answer(http, call, chat_reply)
+
+
+def _add_tokenizer_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize")
+    async def tokenize_text(body: TokenizeBody) -> Response:
+        with service.preparing():
+            return _json(await tokenize(body, service.model))
+
+    @app.post("/detokenize")
+    async def detokenize_ids(body: DetokenizeBody) -> Response:
+        with service.preparing():
+            return _json(await detokenize(body, service.model))
 
 
 def _add_operator_routes(app: FastAPI, service: Service, registry: CollectorRegistry) -> None:
@@ -140,6 +185,7 @@ def _add_operator_routes(app: FastAPI, service: Service, registry: CollectorRegi
         registry=registry,
     )
     up = Gauge("pegboard_engine_up", "1 while the engine takes requests", registry=registry)
+    tasks = Gauge("pegboard_http_tasks", "Tasks of the server's event loop", registry=registry)
 
     @app.get("/health")
     async def health() -> Response:
@@ -149,6 +195,11 @@ def _add_operator_routes(app: FastAPI, service: Service, registry: CollectorRegi
     @app.get("/ready")
     async def ready() -> Response:
         return _state(service.state, ("ready",))
+
+    @app.get("/live")
+    async def live() -> Response:
+        """200 while the server's own loop runs, whatever the engine does."""
+        return _state(service.state, ("loading", "ready", "draining", "dead"))
 
     @app.get("/version")
     async def version() -> Response:
@@ -160,6 +211,7 @@ def _add_operator_routes(app: FastAPI, service: Service, registry: CollectorRegi
     async def metrics() -> Response:
         engine = service.engine
         up.set(service.state in ("ready", "draining"))
+        tasks.set(len(asyncio.all_tasks()))
         known = engine.metrics_time
         age.set(float("nan") if known is None else time.monotonic() - known)
         text = generate_latest(registry).decode() + engine.metrics

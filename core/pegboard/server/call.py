@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from pegboard.config import LimitsConfig
 from pegboard.errors import RequestError
@@ -22,6 +24,11 @@ class Call:
 
     Attributes:
         requests: one a prompt; choice `i * n + k` is sequence k of request i.
+        num_prompt_logprobs: most likely tokens to show for each place in the prompt; None: the prompt's
+            logprobs were not asked for.
+        scores_only: nothing is to be generated. The engine generates a token all the same, which
+            costs it nothing, and the call hides it.
+        echo: each prompt's text, which comes before the answer's; None: it does not.
     """
 
     call_id: str
@@ -31,11 +38,31 @@ class Call:
     requests: tuple[Request, ...]
     include_usage: bool
     return_token_ids: bool
+    num_prompt_logprobs: int | None
+    scores_only: bool = False
+    echo: tuple[str, ...] | None = None
     _positions: dict[str, int] = field(default_factory=dict)
 
     def choice_index(self, delta: SequenceDelta) -> int:
         """The number of the delta's sequence among the call's choices."""
         return self._positions[delta.request_id] * self.params.n + delta.index
+
+    def prompt(self, choice: int) -> tuple[int, ...]:
+        """The token ids of a choice's prompt."""
+        return self.requests[choice // self.params.n].prompt_token_ids
+
+    def echoed(self, choice: int) -> str:
+        """The prompt's text, as it stands before the choice's answer."""
+        return "" if self.echo is None else self.echo[choice // self.params.n]
+
+    async def deltas(self, submission: Submission) -> AsyncIterator[SequenceDelta]:
+        """What the engine brings, as far as it was asked for.
+
+        Raises:
+            PegboardError: a sequence failed.
+        """
+        async for delta in submission:
+            yield _without_output(delta) if self.scores_only else delta
 
 
 def make_call(
@@ -45,6 +72,8 @@ def make_call(
     params: SamplingParams,
     prompts: Sequence[tuple[int, ...]],
     tenant: str,
+    *,
+    echo: tuple[str, ...] | None = None,
 ) -> Call:
     """The call of a body whose prompts have been encoded; `prefix` begins its id."""
     call_id = f"{prefix}-{uuid.uuid4().hex}"
@@ -66,6 +95,9 @@ def make_call(
         requests=requests,
         include_usage=body.include_usage,
         return_token_ids=bool(body.return_token_ids),
+        num_prompt_logprobs=body.prompt_logprobs,
+        scores_only=body.scores_only,
+        echo=echo,
         _positions={request.request_id: i for i, request in enumerate(requests)},
     )
 
@@ -79,6 +111,10 @@ def check_limits(limits: LimitsConfig, params: SamplingParams, num_prompts: int)
     ):
         if number > limit:
             raise RequestError(param, f"{number} of them", allowed=f"at most {limit}")
+    if params.n * num_prompts > limits.queue:
+        raise RequestError(
+            "n", f"{params.n} for each of {num_prompts} prompts", allowed=f"{limits.queue} in all"
+        )
 
 
 class Tally:
@@ -111,6 +147,7 @@ class Answer:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     finish_reason: FinishReason = "stop"
     stop_reason: StopReason = None
 
@@ -122,6 +159,7 @@ class Answer:
         self.texts.append(delta.text)
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs or ())
+        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs or ()
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason
@@ -135,7 +173,19 @@ async def gather(call: Call, submission: Submission) -> tuple[list[Answer], Usag
     """
     answers = [Answer() for _ in range(len(call.requests) * call.params.n)]
     tally = Tally(call)
-    async for delta in submission:
+    async for delta in call.deltas(submission):
         answers[call.choice_index(delta)].add(delta)
         tally.add(delta)
     return answers, tally.usage()
+
+
+def _without_output(delta: SequenceDelta) -> SequenceDelta:
+    return msgspec.structs.replace(
+        delta,
+        token_ids=(),
+        text="",
+        logprobs=() if delta.logprobs is not None else None,
+        finish_reason=delta.finish_reason and "length",
+        stop_reason=None,
+        num_output_tokens=0,
+    )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from pegboard.config import LimitsConfig
 from pegboard.request import SequenceDelta, TokenLogprob
-from pegboard.server.call import Call, Tally, check_limits, gather, make_call
-from pegboard.server.logprobs import chat_logprobs
+from pegboard.server.call import Answer, Call, Tally, check_limits, gather, make_call
+from pegboard.server.logprobs import chat_logprobs, prompt_logprobs
 from pegboard.server.protocol import ChatBody
 from pegboard.server.replies import (
     ChatChoice,
@@ -19,6 +19,7 @@ from pegboard.server.replies import (
     ChatDelta,
     ChatLogprobs,
     ChatReplyMessage,
+    PromptLogprobs,
     Usage,
 )
 from pegboard.server.served_model import ServedModel, TokenTexts
@@ -34,6 +35,7 @@ async def chat_call(body: ChatBody, model: ServedModel, limits: LimitsConfig, te
     model.check_name(body.model)
     params = body.sampling_params()
     check_limits(limits, params, 1)
+    model.check_params(params)
     prompt = await model.encode_chat([message.for_template() for message in body.messages])
     model.check_length("messages", len(prompt), params.max_tokens)
     return make_call("chatcmpl", body, model, params, [prompt], tenant)
@@ -60,6 +62,8 @@ async def chat_reply(call: Call, submission: Submission, texts: TokenTexts) -> C
         system_fingerprint=call.model.fingerprint,
         choices=choices,
         usage=usage,
+        prompt_token_ids=call.prompt(0) if call.return_token_ids else UNSET,
+        prompt_logprobs=_prompt_logprobs(call, answers[0], texts),
     )
 
 
@@ -71,7 +75,7 @@ async def chat_chunks(
         opening = ChatDelta(role="assistant", content="")
         yield _chunk(call, [ChatChunkChoice(index=index, delta=opening)])
     tally = Tally(call)
-    async for delta in submission:
+    async for delta in call.deltas(submission):
         tally.add(delta)
         if delta.text or delta.logprobs or (call.return_token_ids and delta.token_ids):
             yield _chunk(call, [_content(call, delta, texts)])
@@ -105,6 +109,12 @@ def _logprobs(
     if call.params.logprobs is None:
         return None
     return chat_logprobs(entries, texts)
+
+
+def _prompt_logprobs(call: Call, answer: Answer, texts: TokenTexts) -> PromptLogprobs | UnsetType:
+    if call.num_prompt_logprobs is None:
+        return UNSET
+    return prompt_logprobs(answer.prompt_logprobs, call.num_prompt_logprobs, texts)
 
 
 def _chunk(call: Call, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from pegboard.config import LimitsConfig
-from pegboard.request import SequenceDelta, TokenLogprob
-from pegboard.server.call import Call, Tally, check_limits, gather, make_call
-from pegboard.server.logprobs import completion_logprobs
+from pegboard.request import SequenceDelta
+from pegboard.server.call import Answer, Call, Tally, check_limits, gather, make_call
+from pegboard.server.logprobs import ChoiceLogprobs, joined, prompt_logprobs
 from pegboard.server.protocol import CompletionBody
-from pegboard.server.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
+from pegboard.server.replies import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    PromptLogprobs,
+    Usage,
+)
 from pegboard.server.served_model import ServedModel, TokenTexts
 from pegboard.server.submission import Submission
 
@@ -27,27 +33,23 @@ async def completion_call(
     model.check_name(body.model)
     params = body.sampling_params()
     check_limits(limits, params, len(body.prompts))
+    model.check_params(params)
+    for prompt in body.prompts:
+        model.check_prompt(prompt)
     prompts = [await model.encode(prompt) for prompt in body.prompts]
-    for prompt in prompts:
-        model.check_length("prompt", len(prompt), params.max_tokens)
-    return make_call("cmpl", body, model, params, prompts, tenant)
+    for token_ids in prompts:
+        model.check_length("prompt", len(token_ids), params.max_tokens)
+    echo = None
+    if body.echo:
+        texts = zip(body.prompts, prompts, strict=True)
+        echo = tuple(given if isinstance(given, str) else model.decode(ids) for given, ids in texts)
+    return make_call("cmpl", body, model, params, prompts, tenant, echo=echo)
 
 
 async def completion_reply(call: Call, submission: Submission, texts: TokenTexts) -> Completion:
     """The whole answer, when all sequences have ended."""
     answers, usage = await gather(call, submission)
-    choices = [
-        CompletionChoice(
-            index=index,
-            text=answer.text,
-            logprobs=_logprobs(call, tuple(answer.logprobs), texts, 0),
-            finish_reason=answer.finish_reason,
-            stop_reason=answer.stop_reason,
-            token_ids=tuple(answer.token_ids) if call.return_token_ids else UNSET,
-        )
-        for index, answer in enumerate(answers)
-    ]
-    return _completion(call, choices, usage)
+    return _completion(call, [_choice(call, i, a, texts) for i, a in enumerate(answers)], usage)
 
 
 async def completion_chunks(
@@ -55,37 +57,81 @@ async def completion_chunks(
 ) -> AsyncIterator[Completion]:
     """The answer in chunks; a choice's finish reason comes with its last text."""
     tally = Tally(call)
-    offsets = [0] * (len(call.requests) * call.params.n)
-    async for delta in submission:
+    streams: dict[int, _ChoiceStream] = {}
+    async for delta in call.deltas(submission):
         tally.add(delta)
         index = call.choice_index(delta)
-        choice = _chunk_choice(call, delta, index, texts, offsets[index])
-        offsets[index] += sum(map(len, choice.logprobs.tokens)) if choice.logprobs else 0
+        if index not in streams:
+            streams[index] = _ChoiceStream(call, index, texts)
+        choice = streams[index].next(delta)
         if choice.text or choice.logprobs or choice.finish_reason or choice.token_ids:
             yield _completion(call, [choice])
     if call.include_usage:
         yield _completion(call, [], tally.usage())
 
 
-def _chunk_choice(
-    call: Call, delta: SequenceDelta, index: int, texts: TokenTexts, offset: int
-) -> CompletionChoice:
+class _ChoiceStream:
+    """One choice of a stream; the first chunk echoes the prompt where that was asked for."""
+
+    def __init__(self, call: Call, index: int, texts: TokenTexts) -> None:
+        self._call = call
+        self._index = index
+        self._logprobs = ChoiceLogprobs(texts, call.params.logprobs or 0)
+        self._echo: str | None = None if call.echo is None else call.echoed(index)
+
+    def next(self, delta: SequenceDelta) -> CompletionChoice:
+        echo, self._echo = self._echo, None
+        return CompletionChoice(
+            index=self._index,
+            text=(echo or "") + delta.text,
+            logprobs=self._columns(delta, echo),
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            token_ids=delta.token_ids if self._call.return_token_ids else UNSET,
+        )
+
+    def _columns(self, delta: SequenceDelta, echo: str | None) -> CompletionLogprobs | None:
+        if self._call.params.logprobs is None:
+            return None
+        parts = []
+        if echo is not None:
+            prompt = self._call.prompt(self._index)
+            parts.append(self._logprobs.prompt(echo, prompt, delta.prompt_logprobs or ()))
+        if delta.logprobs:
+            parts.append(self._logprobs.answer(delta.logprobs))
+        return joined(parts)
+
+
+def _choice(call: Call, index: int, answer: Answer, texts: TokenTexts) -> CompletionChoice:
     return CompletionChoice(
         index=index,
-        text=delta.text,
-        logprobs=_logprobs(call, delta.logprobs or (), texts, offset),
-        finish_reason=delta.finish_reason,
-        stop_reason=delta.stop_reason,
-        token_ids=delta.token_ids if call.return_token_ids else UNSET,
+        text=call.echoed(index) + answer.text,
+        logprobs=_columns(call, index, answer, texts),
+        finish_reason=answer.finish_reason,
+        stop_reason=answer.stop_reason,
+        token_ids=tuple(answer.token_ids) if call.return_token_ids else UNSET,
+        prompt_token_ids=call.prompt(index) if call.return_token_ids else UNSET,
+        prompt_logprobs=_prompt_logprobs(call, answer, texts),
     )
 
 
-def _logprobs(
-    call: Call, entries: tuple[TokenLogprob, ...], texts: TokenTexts, offset: int
+def _columns(
+    call: Call, index: int, answer: Answer, texts: TokenTexts
 ) -> CompletionLogprobs | None:
-    if call.params.logprobs is None or not entries:
+    if call.params.logprobs is None:
         return None
-    return completion_logprobs(entries, texts, call.params.logprobs, offset)
+    logprobs, parts = ChoiceLogprobs(texts, call.params.logprobs), []
+    if call.echo is not None:
+        prompt = call.prompt(index)
+        parts.append(logprobs.prompt(call.echoed(index), prompt, answer.prompt_logprobs))
+    parts.append(logprobs.answer(answer.logprobs))
+    return joined(parts)
+
+
+def _prompt_logprobs(call: Call, answer: Answer, texts: TokenTexts) -> PromptLogprobs | UnsetType:
+    if call.num_prompt_logprobs is None:
+        return UNSET
+    return prompt_logprobs(answer.prompt_logprobs, call.num_prompt_logprobs, texts)
 
 
 def _completion(

@@ -166,7 +166,7 @@ def _serve(channel: Channel) -> None:
         return
     assert isinstance(start, Start)
     prepared = prepare(Config.from_values(start.config))
-    engine = _load(prepared, channel)
+    engine, prepared = _load(prepared, channel)
     try:
         composition = prepared.composition
         channel.send(Ready(composition.max_model_len, composition.digest, os.getpid()))
@@ -175,8 +175,8 @@ def _serve(channel: Channel) -> None:
         engine.close()
 
 
-def _load(prepared: Prepared, channel: Channel) -> EngineCore:
-    """The running engine; its loading is shown on a terminal, and told to the server."""
+def _load(prepared: Prepared, channel: Channel) -> tuple[EngineCore, Prepared]:
+    """The running engine, and what it runs; its loading is shown on a terminal, and told to the server."""
     total = len(prepared.composition.shape.parameters)
     num_loaded = itertools.count(1)
     with progress_bar() as bar:

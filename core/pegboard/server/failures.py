@@ -128,8 +128,6 @@ def _mistake(mistake: Mapping[str, Any]) -> tuple[str, str]:
             return path, "unknown field"
         case "missing":
             return path, "required"
-        case "json_invalid":
-            return "", f"the body is not JSON: {mistake['ctx']['error']}"
         case "model_attributes_type" if len(mistake["loc"]) == 1:
             return "", "the body must be a JSON object, sent as content-type application/json"
     message = str(mistake["msg"]).removeprefix("Value error, ")

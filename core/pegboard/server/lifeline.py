@@ -1,4 +1,4 @@
-"""What ties the engine's process to the server's: neither a signal nor a crash leaves it behind."""
+"""What ties the server's child processes to it: neither a signal nor a crash leaves them behind."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ _PR_SET_PDEATHSIG = 1
 def end_with_parent(parent: int) -> None:
     """Makes this process end when the parent does, however that ends.
 
-    The parent holds the other end of this process's standard input. On Linux the kernel is asked as
-    well, for the case that this process is too busy to read.
+    The parent holds the other end of this process's standard input, of which nothing else may read.
 
     Args:
         parent: the parent's process id, as the parent itself knows it.
     """
+    die_with_parent(parent)
+    threading.Thread(target=_wait_for_parent, name="lifeline", daemon=True).start()
+
+
+def die_with_parent(parent: int) -> None:
+    """Asks the kernel, on Linux, to kill this process when the parent ends: for a process that may
+    be too busy to notice."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    threading.Thread(target=_wait_for_parent, name="lifeline", daemon=True).start()
 
 
 def leave_signals_to_parent() -> None:

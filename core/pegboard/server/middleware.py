@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pegboard.server.failures import ApiError
 
-PUBLIC_PATHS = frozenset({"/health", "/ready"})
+PUBLIC_PATHS = frozenset({"/health", "/live", "/ready"})
 """Probes carry no key; everything else needs one."""
 
 
@@ -26,7 +26,7 @@ class RequireKey:
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:
@@ -45,9 +45,9 @@ class RequireKey:
 
     def _tenant(self, headers: Headers) -> str | None:
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = _digest(
-            token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        )
+        key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        # Headers were decoded as Latin-1; the bytes are what was sent.
+        given = _digest(key.encode("latin-1"))
         # Compares with every key, so that the time taken says nothing.
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
         return f"key-{matches.index(True)}" if any(matches) else None
@@ -133,5 +133,5 @@ class CountRequests:
             self._metrics.seconds.labels(route).observe(time.perf_counter() - started)
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

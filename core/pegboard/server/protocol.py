@@ -38,8 +38,6 @@ _COMMON: Harmless = {
     "kv_transfer_params": (),
     "length_penalty": (1.0,),
     "logits_processors": ([],),
-    "min_tokens": (0,),
-    "prompt_logprobs": (),
     "request_id": (),
     "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
@@ -111,6 +109,8 @@ class GenerationBody(Body):
     stop: Annotated[list[str] | None, BeforeValidator(_one_or_more)] = None
     stop_token_ids: Annotated[list[int] | None, Field(fail_fast=True)] = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
     priority: int | None = None
     processors: dict[str, dict[str, Any]] | None = None
     return_token_ids: bool | None = None
@@ -135,11 +135,18 @@ class GenerationBody(Body):
     def _check_stream_options(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options", "given without stream", fix="set stream to true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError("prompt_logprobs", "given with stream", fix="set stream to false")
         return self
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def scores_only(self) -> bool:
+        """Whether nothing is to be generated."""
+        return False
 
     def sampling_params(self) -> SamplingParams:
         """Raises RequestError naming a field that is out of range."""
@@ -172,20 +179,25 @@ class CompletionBody(GenerationBody):
 
     Attributes:
         prompt: a text, texts, the token ids of a prompt, or those of several.
-        max_tokens: 16 unless given.
+        max_tokens: 16 unless given; 0, with echo, only scores the prompt.
         logprobs: so many most likely tokens beside the chosen one.
+        echo: begin each answer with its prompt, logprobs included.
     """
 
     not_honoured: ClassVar[Harmless] = {
         **_COMMON,
         "add_special_tokens": (True,),
         "best_of": (1,),
-        "echo": (False,),
         "suffix": ("",),
     }
 
     prompt: Annotated[Prompts, WrapValidator(read_prompts)]
     logprobs: int | None = None
+    echo: bool | None = None
+
+    @property
+    def scores_only(self) -> bool:
+        return bool(self.echo) and self.max_tokens == 0
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -194,8 +206,12 @@ class CompletionBody(GenerationBody):
 
     def sampling_overrides(self) -> dict[str, Any]:
         overrides: dict[str, Any] = {} if self.max_tokens is not None else {"max_tokens": 16}
+        if self.scores_only:
+            overrides["max_tokens"] = 1
         if self.logprobs is not None:
             overrides["logprobs"] = self.logprobs
+            if self.echo:
+                overrides["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
         return overrides
 
 

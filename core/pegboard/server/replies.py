@@ -1,7 +1,7 @@
 """What the server answers: the OpenAI API's objects, as msgspec structs.
 
-Fields that are UNSET are left out; a field that the API wants present is null instead. `stop_reason`
-and `token_ids` are vLLM's extensions.
+Fields that are UNSET are left out; a field that the API wants present is null instead. `stop_reason`,
+`token_ids`, `prompt_token_ids` and `prompt_logprobs` are vLLM's extensions.
 """
 
 from __future__ import annotations
@@ -28,12 +28,25 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Parallel lists, one entry a token; `text_offset` counts characters of the choice's text."""
+    """Parallel lists, one entry a token; `text_offset` counts characters of the choice's text. The
+    first token of an echoed prompt has no logprob."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """Of one token at one place in the prompt; rank 1 is the likeliest there."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""One entry a prompt token, token id to what is known of it; null for the first."""
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +56,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     stop_reason: StopReason
     token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +73,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """`bytes` is null where the token is not whole characters by itself."""
+    """`bytes` are exact where `token` is only part of a character; null without a tokenizer."""
 
     token: str
     logprob: float
@@ -100,6 +115,8 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +141,21 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType = UNSET
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    """Answer of `/tokenize`; `token_strs` are the tokens as the vocabulary writes them."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True):
+    """Answer of `/detokenize`."""
+
+    prompt: str
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from pegboard.errors import RequestError
+from pegboard.errors import RequestError, TokenizerError
+from pegboard.request import SamplingParams
 from pegboard.server.failures import ApiError
 
 
 class Tokenizer(Protocol):
     """What the server asks of the checkpoint's tokenizer."""
 
-    def encode(self, text: str) -> list[int]: ...
-    def decode(self, token_ids: Sequence[int]) -> str: ...
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]: ...
+    @property
+    def max_token_bytes(self) -> int: ...
+    def encode(self, text: str, *, special: bool = True) -> list[int]: ...
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str: ...
+    def token(self, token_id: int) -> str: ...
+    def token_bytes(self, token_id: int) -> bytes: ...
+    def is_skipped(self, token_id: int) -> bool: ...
+
+
+class Renderer(Protocol):
+    """What renders conversations."""
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        max_bytes: int,
+        add_generation_prompt: bool = True,
+    ) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -26,17 +43,21 @@ class ServedModel:
         name: under which it is served.
         root: its reference in the config.
         created: when it was loaded, in seconds of Unix time.
+        vocab_size: token ids are below it.
         max_model_len: most tokens of a prompt and its answer together.
         fingerprint: of everything that decides its tokens.
         tokenizer: None: the checkpoint has none, and prompts are token ids.
+        renderer: of its chat template; None: it has none.
     """
 
     name: str
     root: str
     created: int
+    vocab_size: int
     max_model_len: int
     fingerprint: str
     tokenizer: Tokenizer | None
+    renderer: Renderer | None
 
     def check_name(self, name: str | None) -> None:
         """Raises ApiError 404 when a request asks for another model."""
@@ -48,37 +69,87 @@ class ServedModel:
                 code="model_not_found",
             )
 
-    async def encode(self, prompt: str | list[int]) -> tuple[int, ...]:
-        """The prompt's token ids. Raises RequestError for a text without a tokenizer."""
+    def check_params(self, params: SamplingParams) -> None:
+        """Raises RequestError naming a field with a token id that the model does not have."""
+        self.check_ids("stop_token_ids", params.stop_token_ids)
+        self.check_ids("logit_bias", tuple(params.logit_bias))
+
+    def check_ids(self, param: str, token_ids: Sequence[int]) -> None:
+        """Raises RequestError when the model does not have one of the ids."""
+        for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
+            if not 0 <= token_id < self.vocab_size:
+                raise RequestError(
+                    param, f"token id {token_id}", allowed=f"0 to {self.vocab_size - 1}"
+                )
+
+    def check_prompt(self, prompt: str | Sequence[int]) -> None:
+        """Refuses what needs no tokenizing to be refused.
+
+        Raises:
+            RequestError, ApiError: ids are out of range, or there are more than the context holds; or
+                the text cannot fit, whatever its tokens.
+        """
+        if isinstance(prompt, str):
+            self._check_text("prompt", prompt)
+        else:
+            self.check_ids("prompt", prompt)
+            self.check_length("prompt", len(prompt), None)
+
+    async def encode(self, prompt: str | Sequence[int], *, special: bool = True) -> tuple[int, ...]:
+        """The token ids of a prompt that has been checked. Raises RequestError without a tokenizer."""
         if not isinstance(prompt, str):
             return tuple(prompt)
-        tokenizer = self._need_tokenizer("prompt")
-        return tuple(await asyncio.to_thread(tokenizer.encode, prompt))
+        tokenizer = self.need_tokenizer("prompt")
+        return tuple(await asyncio.to_thread(tokenizer.encode, prompt, special=special))
 
-    async def encode_chat(self, messages: list[dict[str, str]]) -> tuple[int, ...]:
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        special: bool = False,
+    ) -> tuple[int, ...]:
         """The token ids of a conversation in the model's chat template.
 
         Raises:
             UserError: the model has no tokenizer or template, or its template refuses the messages.
+            ApiError: they cannot fit the context.
         """
-        tokenizer = self._need_tokenizer("messages")
-        return tuple(await asyncio.to_thread(tokenizer.encode_chat, messages))
+        tokenizer = self.need_tokenizer("messages")
+        if self.renderer is None:
+            raise TokenizerError(
+                "chat template",
+                "the checkpoint has none",
+                fix="start the server with --chat-template FILE, or use /v1/completions",
+            )
+        for message in messages:
+            self._check_text("messages", message["content"])
+        text = await self.renderer.render(
+            messages, max_bytes=self._max_bytes, add_generation_prompt=add_generation_prompt
+        )
+        return tuple(await asyncio.to_thread(tokenizer.encode, text, special=special))
+
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of token ids; empty without a tokenizer."""
+        if self.tokenizer is None:
+            return ""
+        return self.tokenizer.decode(token_ids, special=special)
 
     def check_length(self, param: str, num_prompt_tokens: int, max_tokens: int | None) -> None:
-        """Raises ApiError 400 when prompt and answer exceed the context."""
+        """Raises RequestError for a prompt of no tokens, ApiError 400 when prompt and answer exceed
+        the context."""
+        if not num_prompt_tokens:
+            raise RequestError(param, "no tokens", allowed="at least one token")
         num_tokens = num_prompt_tokens + (max_tokens or 1)
         if num_tokens > self.max_model_len:
-            # Clients know an overflow by this sentence or by the code.
-            raise ApiError(
-                400,
-                f"this model's maximum context length is {self.max_model_len} tokens, but "
+            raise self._overflow(
+                param,
                 f"{num_tokens} were requested: {num_prompt_tokens} in the {param}, "
                 f"{max_tokens or 1} in the completion; fix: shorten either",
-                param=param,
-                code="context_length_exceeded",
             )
 
-    def _need_tokenizer(self, param: str) -> Tokenizer:
+    def need_tokenizer(self, param: str) -> Tokenizer:
+        """The tokenizer. Raises RequestError naming the field that needs one."""
         if self.tokenizer is None:
             raise RequestError(
                 param,
@@ -87,23 +158,53 @@ class ServedModel:
             )
         return self.tokenizer
 
+    @property
+    def _max_bytes(self) -> int:
+        """Bytes of UTF-8 that no text of the context's length exceeds."""
+        return self.max_model_len * self.need_tokenizer("prompt").max_token_bytes
+
+    def _check_text(self, param: str, text: str) -> None:
+        self.need_tokenizer(param)
+        limit = self._max_bytes
+        # A character has one to four bytes; most texts need no counting.
+        if 4 * len(text) > limit and len(text.encode(errors="replace")) > limit:
+            raise self._overflow(
+                param, f"the {param} has more bytes than so many tokens can; fix: shorten it"
+            )
+
+    def _overflow(self, param: str, reason: str) -> ApiError:
+        # Clients know an overflow by this sentence or by the code.
+        sentence = (
+            f"this model's maximum context length is {self.max_model_len} tokens, but {reason}"
+        )
+        return ApiError(400, sentence, param=param, code="context_length_exceeded")
+
 
 class TokenTexts:
-    """The text of single tokens, for logprobs; decoded once each."""
+    """The text of single tokens, for logprobs; looked up once each."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._texts: dict[int, str] = {}
+        self._raw: dict[int, bytes] = {}
+
+    def raw(self, token_id: int) -> bytes:
+        """The token's UTF-8, perhaps part of a character."""
+        if self._tokenizer is None:
+            return b""
+        if (raw := self._raw.get(token_id)) is None:
+            raw = self._raw[token_id] = self._tokenizer.token_bytes(token_id)
+        return raw
 
     def text(self, token_id: int) -> str:
         """The token by itself; U+FFFD stands for a part of a character."""
         if self._tokenizer is None:
             return f"token_id:{token_id}"
-        if (text := self._texts.get(token_id)) is None:
-            text = self._texts[token_id] = self._tokenizer.decode([token_id])
-        return text
+        return self.raw(token_id).decode(errors="replace")
 
     def bytes(self, token_id: int) -> list[int] | None:
-        """The token's UTF-8, None for a part of a character."""
-        text = self.text(token_id)
-        return None if "\ufffd" in text else list(text.encode())
+        """The token's UTF-8, None without a tokenizer."""
+        return None if self._tokenizer is None else list(self.raw(token_id))
+
+    def is_shown(self, token_id: int) -> bool:
+        """Whether an answer's text holds the token."""
+        return self._tokenizer is not None and not self._tokenizer.is_skipped(token_id)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from pegboard.errors import PegboardError
 from pegboard.server.failures import as_api_error
@@ -18,6 +18,9 @@ from pegboard.server.replies import Chunk
 from pegboard.server.submission import Submission
 
 T = TypeVar("T")
+
+STALL_S = 30.0
+"""How long a client may read nothing before its stream is given up."""
 
 logger = logging.getLogger("pegboard.server")
 
@@ -54,8 +57,15 @@ class EventStream(StreamingResponse):
         self._submission = submission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(STALL_S):
+                await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send_in_time)
+        except TimeoutError:
+            # The answer stays incomplete, and the connection is closed for it.
+            logger.warning("a client read nothing for %g s; its stream was given up", STALL_S)
         finally:
             self._submission.close()
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from pegboard.errors import EngineError, PegboardError
-from pegboard.request import Request, SequenceDelta
+from pegboard.request import Request, SequenceDelta, TokenLogprob
+
+MAX_WAITING = 2**20
+"""Bytes, about, that may wait for a slow reader before its requests are given up."""
 
 
 class Submission:
-    """An async iterator over the deltas of some requests, in order of arrival.
+    """An async iterator over what some requests bring.
 
-    It ends when every sequence has finished, and raises what ended it early: a `RequestError` when
-    the engine refused the requests, an `EngineError` when a sequence failed or the engine died.
+    What a sequence brings while nobody reads becomes one delta. The iterator ends when every
+    sequence has finished, and raises what ended it early: a `RequestError` when the engine refused
+    the requests, an `EngineError` when a sequence failed, the engine died, or the reader is too slow.
 
     Args:
         requests: what was submitted together.
@@ -27,19 +30,31 @@ class Submission:
         self.requests = tuple(requests)
         self._num_open = {request.request_id: request.params.n for request in requests}
         self._on_close = on_close
-        self._waiting: deque[SequenceDelta] = deque()
+        self._waiting: dict[tuple[str, int], SequenceDelta] = {}
+        self._num_waiting = 0  # bytes, about
         self._failure: PegboardError | None = None
         self._closed = False
         self._wake = asyncio.Event()
 
     def push(self, delta: SequenceDelta) -> None:
         """Hands a delta to the reader."""
+        if self._failure is not None:
+            return
+        if delta.finish_reason in ("error", "abort"):
+            self._fail(EngineError(delta.error or "the engine gave the request up"))
+            return
         if delta.finish_reason is not None:
             self._num_open[delta.request_id] -= 1
             if not self._num_open[delta.request_id]:
                 del self._num_open[delta.request_id]
-        self._waiting.append(delta)
+        sequence = (delta.request_id, delta.index)
+        earlier = self._waiting.get(sequence)
+        self._waiting[sequence] = delta if earlier is None else _joined(earlier, delta)
+        self._num_waiting += _size(delta)
         self._wake.set()
+        if self._num_waiting > MAX_WAITING:
+            self._waiting.clear()
+            self._fail(EngineError("the client reads too slowly, and its requests were given up"))
 
     def fail(self, error: PegboardError) -> None:
         """Ends the iteration with an error, once what came before has been read."""
@@ -72,7 +87,45 @@ class Submission:
         if not self._waiting and self._failure is None and not self._num_open:
             raise StopAsyncIteration
         await self.first()
-        delta = self._waiting.popleft()
-        if delta.finish_reason in ("error", "abort"):
-            raise EngineError(delta.error or "the engine gave the request up")
+        delta = self._waiting.pop(next(iter(self._waiting)))
+        self._num_waiting -= _size(delta)
         return delta
+
+    def _fail(self, error: PegboardError) -> None:
+        """One sequence's failure ends them all."""
+        self._failure = error
+        self._wake.set()
+        self.close()
+
+
+def _joined(first: SequenceDelta, second: SequenceDelta) -> SequenceDelta:
+    """Two deltas of a sequence as one."""
+    logprobs = None
+    if first.logprobs is not None or second.logprobs is not None:
+        logprobs = (first.logprobs or ()) + (second.logprobs or ())
+    return SequenceDelta(
+        request_id=second.request_id,
+        index=second.index,
+        token_ids=first.token_ids + second.token_ids,
+        text=first.text + second.text,
+        logprobs=logprobs,
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+        finish_reason=second.finish_reason,
+        stop_reason=second.stop_reason,
+        num_prompt_tokens=second.num_prompt_tokens,
+        num_cached_tokens=second.num_cached_tokens,
+        num_output_tokens=second.num_output_tokens,
+    )
+
+
+def _size(delta: SequenceDelta) -> int:
+    """Bytes of memory, about, of what grows with the answer."""
+    return (
+        4 * len(delta.text)
+        + 32 * len(delta.token_ids)
+        + sum(_size_of_logprobs(entry) for entry in delta.logprobs or ())
+    )
+
+
+def _size_of_logprobs(entry: TokenLogprob) -> int:
+    return 100 + 64 * len(entry.top_ids)

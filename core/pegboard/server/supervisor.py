@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import signal
 import socket
 import time
@@ -17,10 +18,12 @@ from pegboard.compose import Prepared, load_tokenizer, prepare
 from pegboard.config import Config
 from pegboard.errors import ConfigError, EngineDied, EngineError
 from pegboard.server.app import Service, create_app
+from pegboard.server.chat_renderer import ChatRenderer
 from pegboard.server.engine_client import EngineClient
+from pegboard.server.keys import read_keys
 from pegboard.server.logs import configure_logging
 from pegboard.server.messages import Start
-from pegboard.server.served_model import ServedModel
+from pegboard.server.served_model import ServedModel, Tokenizer
 
 DRAIN_S = 30.0
 """How long open requests may go on after the first signal."""
@@ -39,10 +42,15 @@ logger = logging.getLogger("pegboard.server")
 def serve(config: Config) -> int:
     """Serves until SIGTERM or SIGINT; see `pegboard.server.run`."""
     configure_logging()
+    api_keys = read_keys(config.server.api_keys, os.environ)
     with _listen(config.server.host, config.server.port) as listener:
         prepared = prepare(config)
-        model = _served_model(prepared)
-        return asyncio.run(_Supervisor(config, model, listener).run())
+        tokenizer = load_tokenizer(prepared)
+        renderer = None
+        if tokenizer is not None and tokenizer.chat_template is not None:
+            renderer = ChatRenderer(tokenizer.chat_template, prepared.composition.facts.path)
+        model = _served_model(prepared, tokenizer, renderer)
+        return asyncio.run(_Supervisor(config, api_keys, model, renderer, listener).run())
 
 
 class _HttpServer(uvicorn.Server):
@@ -54,16 +62,25 @@ class _HttpServer(uvicorn.Server):
 
 
 class _Supervisor:
-    def __init__(self, config: Config, model: ServedModel, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        config: Config,
+        api_keys: tuple[str, ...],
+        model: ServedModel,
+        renderer: ChatRenderer | None,
+        listener: socket.socket,
+    ) -> None:
         self._config = config
+        self._api_keys = api_keys
         self._model = model
+        self._renderer = renderer
         self._listener = listener
         self._signalled = asyncio.Event()
 
     async def run(self) -> int:
         """The server's whole life. Raises UserError when the engine cannot be built."""
         self._engine = EngineClient(_start_message(self._config))
-        self._service = Service(self._config.server, self._model, self._engine)
+        self._service = Service(self._config.server, self._api_keys, self._model, self._engine)
         self._http = _HttpServer(_uvicorn_config(self._service))
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         self._handle_signals()
@@ -75,6 +92,8 @@ class _Supervisor:
             self._http.should_exit = True
             await serving
             await self._engine.stop()
+            if self._renderer is not None:
+                await self._renderer.stop()
             logger.info("stopped")
 
     async def _serve_until_the_end(self) -> int:
@@ -95,6 +114,8 @@ class _Supervisor:
             max_model_len=facts.max_model_len,
             fingerprint=_fingerprint(facts.digest),
         )
+        if self._renderer is not None:
+            self._renderer.start()
         logger.info("engine ready: pid=%d max_model_len=%d", facts.pid, facts.max_model_len)
         logger.info("Application startup complete.")
         logger.info("Uvicorn running on %s (Press CTRL+C to quit)", self._url())
@@ -160,15 +181,19 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _served_model(prepared: Prepared) -> ServedModel:
+def _served_model(
+    prepared: Prepared, tokenizer: Tokenizer | None, renderer: ChatRenderer | None
+) -> ServedModel:
     composition = prepared.composition
     return ServedModel(
         name=composition.model_name,
         root=prepared.config.model,
         created=int(time.time()),
+        vocab_size=composition.shape.vocab_size,
         max_model_len=composition.max_model_len,
         fingerprint=_fingerprint(composition.digest),
-        tokenizer=load_tokenizer(prepared),
+        tokenizer=tokenizer,
+        renderer=renderer,
     )
 
 

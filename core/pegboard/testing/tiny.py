@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    import tokenizers
     import torch
+
+TokenizerKind = Literal["byte_level", "byte_fallback", "unigram"]
+"""How ids become text: byte-level BPE; BPE whose unknown characters are byte tokens, as SentencePiece
+writes it; a unigram model with neither."""
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
@@ -55,6 +60,9 @@ CHAT_TEMPLATE = (
 )
 
 _SPECIAL_TOKENS = ["<|endoftext|>", "<|im_end|>", "<|im_start|>"]
+_SPACE = "\u2581"  # what SentencePiece writes for a space
+_PLAIN_CHARACTERS = f"{_SPACE}etaoinshrdlucmfwypvbgkjqxz.,!?0123456789"
+_WIDE_CHARACTERS = "日本語中文한국😀👩👧❤\u200d\ufe0féü"
 _CORPUS = ["the quick brown fox jumps over the lazy dog and the dog does not mind the fox at all"]
 
 
@@ -64,7 +72,7 @@ def write_tiny_model(
     *,
     seed: int = 0,
     dtype: str = "float32",
-    tokenizer: bool = False,
+    tokenizer: bool | TokenizerKind = False,
     **overrides: Any,
 ) -> Path:
     """Writes `config.json`, `model.safetensors` and, when asked, a tokenizer into `folder`.
@@ -77,7 +85,7 @@ def write_tiny_model(
         family: a key of `FAMILIES`.
         seed: of the weights.
         dtype: of the weights: `float32`, `float64`, `bfloat16`, `float16`.
-        tokenizer: also write a byte-level BPE tokenizer with a chat template.
+        tokenizer: also write a tokenizer with a chat template: of this kind, or (True) byte-level.
         overrides: config keys that differ from `ODD_SHAPE` (`num_hidden_layers=4`).
 
     Returns:
@@ -99,28 +107,21 @@ def write_tiny_model(
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if tokenizer:
-        write_tiny_tokenizer(folder, config["vocab_size"])
+        kind = "byte_level" if tokenizer is True else tokenizer
+        write_tiny_tokenizer(folder, config["vocab_size"], kind)
     return folder
 
 
-def write_tiny_tokenizer(folder: Path, vocab_size: int = 517) -> None:
-    """Writes `tokenizer.json` and `tokenizer_config.json`: byte-level BPE, all 256 bytes known.
+def write_tiny_tokenizer(
+    folder: Path, vocab_size: int = 517, kind: TokenizerKind = "byte_level"
+) -> None:
+    """Writes `tokenizer.json` and `tokenizer_config.json`.
 
     Ids past the tokenizer's own vocabulary, up to `vocab_size`, decode to nothing, as in models
-    whose embedding is padded.
+    whose embedding is padded. The kinds with bytes know all 256.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=min(vocab_size, 320),
-        special_tokens=_SPECIAL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_CORPUS, trainer)
+    make = {"byte_level": _byte_level, "byte_fallback": _byte_fallback, "unigram": _unigram}
+    tokenizer = make[kind](min(vocab_size, 320))
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
@@ -130,6 +131,66 @@ def write_tiny_tokenizer(folder: Path, vocab_size: int = 517) -> None:
         "chat_template": CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+
+
+def _byte_level(vocab_size: int) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=_SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    return tokenizer
+
+
+def _byte_fallback(vocab_size: int) -> tokenizers.Tokenizer:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+    texts = [*_SPECIAL_TOKENS, *(f"<0x{byte:02X}>" for byte in range(256))]
+    characters = [c for c in _PLAIN_CHARACTERS if c not in texts][: vocab_size - len(texts)]
+    vocabulary = {text: index for index, text in enumerate([*texts, *characters])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace(_SPACE, " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in _SPECIAL_TOKENS])
+    return tokenizer
+
+
+def _unigram(vocab_size: int) -> tokenizers.Tokenizer:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    words = [
+        "the",
+        "dog",
+        "fox",
+        f"{_SPACE}the",
+        f"{_SPACE}dog",
+        "日本",
+        "👩\u200d👩\u200d👧",
+        "❤\ufe0f",
+    ]
+    pieces = [*_SPECIAL_TOKENS, "<unk>", *words, *_PLAIN_CHARACTERS, *_WIDE_CHARACTERS]
+    scores = [(piece, -float(index)) for index, piece in enumerate(pieces[:vocab_size])]
+    tokenizer = Tokenizer(models.Unigram(scores, unk_id=len(_SPECIAL_TOKENS)))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in _SPECIAL_TOKENS])
+    return tokenizer
 
 
 def parameter_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:

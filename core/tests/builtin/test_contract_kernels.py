@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pegboard.builtin.torch_kernels import TorchLinear, TorchRMSNorm, TorchRotary, TorchSiluMul
+from pegboard.builtin.torch_kernels import (
+    TorchLinear,
+    TorchPanelLinear,
+    TorchRMSNorm,
+    TorchRotary,
+    TorchSiluMul,
+)
 from pegboard.builtin.torch_sampler import TorchSample
 from pegboard.testing.kernels import (
     LinearContract,
@@ -24,6 +30,14 @@ class TestTorchLinear(LinearContract):
     @pytest.fixture
     def make(self) -> MakeKernel:
         return TorchLinear
+
+
+class TestTorchPanelLinear(LinearContract):
+    dtypes = DTYPES
+
+    @pytest.fixture
+    def make(self) -> MakeKernel:
+        return TorchPanelLinear
 
 
 class TestTorchRMSNorm(RMSNormContract):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pegboard.builtin.processor_params import LogitBiasParams, PenaltiesParams
-from pegboard.builtin.processors import LogitBias, Penalties
+from pegboard.builtin.processor_params import (
+    LogitBiasParams,
+    MinTokensParams,
+    PenaltiesParams,
+)
+from pegboard.builtin.processors import LogitBias, MinTokens, Penalties
 from pegboard.testing.logits_processor import LogitsProcessorContract, MakeProcessor
 
 
@@ -33,3 +37,14 @@ class TestLogitBias(LogitsProcessorContract):
     @pytest.fixture
     def make(self) -> MakeProcessor:
         return LogitBias
+
+
+class TestMinTokens(LogitsProcessorContract):
+    params = tuple(
+        MinTokensParams.model_validate({"min_tokens": count, "stop_token_ids": ids}).model_dump()
+        for count, ids in ((100, (3, 516)), (100, (5,)))
+    )
+
+    @pytest.fixture
+    def make(self) -> MakeProcessor:
+        return MinTokens

@@ -252,6 +252,15 @@ def test_a_named_page_is_copied_before_it_is_written_to() -> None:
     assert pool.ledger()[0].cached == 1
 
 
+def test_trimmed_tokens_are_written_to_again() -> None:
+    pool, _ = _pool(11)
+    assert pool.grow(1, 8) is not None
+    pool.trim(1, 0, 5)
+    pool.fork(1, 2, 5)
+    shared = pool.pages(2)[0][1]
+    assert [source for source, _ in pool.grow(1, 6).copies[0]] == [shared]
+
+
 def test_an_inner_transaction_rolls_back_alone() -> None:
     pool, _ = _pool(11)
     with pool.transaction():

@@ -9,8 +9,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from pegboard.builtin.processor_params import LogitBiasParams, PenaltiesParams
-from pegboard.builtin.processors import LogitBias, Penalties
+from pegboard.builtin.processor_params import (
+    LogitBiasParams,
+    MinTokensParams,
+    PenaltiesParams,
+)
+from pegboard.builtin.processors import LogitBias, MinTokens, Penalties
 from pegboard.interfaces.logits_processor import LogitRow, LogitsProcessor, ProcessorContext
 
 VOCAB = 8
@@ -62,6 +66,22 @@ def test_a_bias_outside_the_vocabulary_is_refused(context: ProcessorContext) -> 
         LogitBias(context).admit(0, {"logit_bias": {8: 1.0}})
 
 
+def test_no_end_is_sampled_before_the_least_number_of_tokens() -> None:
+    context = ProcessorContext(VOCAB, 6, "cpu", eos_token_ids=(2, VOCAB + 1))
+    never = float("-inf")
+    num_output = len(HISTORY) - 3
+    early = applied(MinTokens(context), min_tokens=num_output + 1, stop_token_ids=(5,))
+    assert early == [*LOGITS[:2], never, *LOGITS[3:5], never, *LOGITS[6:]]
+    ignored = applied(MinTokens(context), min_tokens=num_output + 1, ignore_eos=True)
+    assert ignored == LOGITS
+    assert applied(MinTokens(context), min_tokens=num_output, stop_token_ids=(5,)) == LOGITS
+
+
+def test_without_a_least_number_there_is_nothing_to_do() -> None:
+    values = {"stop_token_ids": (5,), "ignore_eos": True}
+    assert MinTokensParams.model_validate(values) == MinTokensParams()
+
+
 @pytest.mark.parametrize(
     ("model", "values"),
     [
@@ -69,6 +89,7 @@ def test_a_bias_outside_the_vocabulary_is_refused(context: ProcessorContext) -> 
         (PenaltiesParams, {"presence_penalty": 2.5}),
         (PenaltiesParams, {"frequency_penalty": float("nan")}),
         (PenaltiesParams, {"frequncy_penalty": 1.0}),
+        (MinTokensParams, {"min_tokens": -1}),
         (LogitBiasParams, {"logit_bias": {-1: 1.0}}),
         (LogitBiasParams, {"logit_bias": {1: float("inf")}}),
     ],

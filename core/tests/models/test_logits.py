@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pegboard.builtin.safetensors_describe import describe as describe_checkpoint
 from pegboard.builtin.safetensors_source import SafetensorsSource
-from pegboard.builtin.torch_kernels import TorchLinear, TorchRMSNorm, torch_kernel
+from pegboard.builtin.torch_kernels import TorchPanelLinear, TorchRMSNorm, torch_kernel
 from pegboard.builtin.unquantized import Unquantized
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.attention import AttentionBackend, AttentionBatch, RotaryTable
@@ -120,7 +120,7 @@ class DenseAttention(AttentionBackend):
         return out.transpose(0, 1)
 
 
-class NoGather(TorchLinear):
+class NoGather(TorchPanelLinear):
     """A linear kernel whose packed weights cannot serve an embedding."""
 
     gathers = False

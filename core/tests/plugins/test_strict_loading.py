@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -63,8 +64,39 @@ def test_no_manifest(install: Install, tiny_model: Path) -> None:
     listing = {plugin.name: plugin for plugin in list_plugins()}["bare"]
     assert listing.problem is not None and "plugin.toml" in listing.problem
     assert str(package) in listing.origin
-    with pytest.raises(errors.UserError, match=r"bare.*1\.2\.3.*plugin\.toml"):
+    with pytest.raises(errors.ManifestInvalid, match=r"bare.*1\.2\.3.*plugin\.toml"):
         prepare(named(tiny_model, "bare"))
+
+
+def test_a_broken_plugin_is_pointed_at_where_it_might_provide_the_name(
+    install: Install, tiny_model: Path
+) -> None:
+    install("bare", manifest="")
+    with pytest.raises(errors.PluginNotInstalled, match=r"'pegboard plugins' says why bare"):
+        prepare(named(tiny_model, "something"))
+
+
+def test_an_interface_version_that_is_not_accepted(install: Install, tiny_model: Path) -> None:
+    install("late", manifest=OPTIONS_MANIFEST.replace("version = 0", "version = 99"))
+    with pytest.raises(errors.InterfaceVersionRefused, match=r"late 1\.2\.3.*99; allowed: \d"):
+        prepare(named(tiny_model, "late"))
+
+
+def test_a_checkpoint_whose_reader_is_broken(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("odd", manifest="[plugin\n")
+    monkeypatch.setattr("pegboard.plugins.inspect.suggestion", lambda *_: "pegboard-odd")
+    (tmp_path / "model.odd").touch()
+    with pytest.raises(errors.ManifestInvalid, match=r"pegboard-odd 1\.2\.3.*invalid manifest"):
+        prepare(config_of(tmp_path / "model.odd"))
+
+
+def test_an_entry_point_to_a_module_that_is_gone(install: Install, tiny_model: Path) -> None:
+    package = install("gone")
+    shutil.rmtree(package)
+    with pytest.raises(errors.ManifestInvalid, match=r"pegboard_gone.*reinstall pegboard-gone"):
+        prepare(named(tiny_model, "gone"))
 
 
 @pytest.mark.parametrize(
@@ -110,6 +142,13 @@ def test_an_import_that_fails_shows_the_original(install: Install, tiny_model: P
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
+@pytest.mark.parametrize("code", ["raise SystemExit(0)", "def", "1 / 0"])
+def test_an_import_cannot_end_the_process(install: Install, tiny_model: Path, code: str) -> None:
+    install("ends", code=code)
+    with pytest.raises(errors.PluginImportFailed, match=r"pegboard-ends 1\.2\.3"):
+        build_engine(prepare(named(tiny_model)))
+
+
 def test_a_misspelt_hook(install: Install, tiny_model: Path) -> None:
     code = "from pegboard import hookimpl\n\n@hookimpl\ndef pegboard_schedular():\n    return {}\n"
     install("typo", code=code)
@@ -128,6 +167,37 @@ def test_a_manifest_that_promises_what_no_hook_provides(install: Install, tiny_m
     code = "from pegboard import hookimpl\n\n@hookimpl\ndef pegboard_schedulers():\n    return {}\n"
     install("empty", code=code)
     with pytest.raises(errors.ManifestHookMismatch, match="scheduler 'one_by_one'"):
+        build_engine(prepare(named(tiny_model)))
+
+
+def test_a_hook_that_provides_what_the_manifest_does_not_name(
+    install: Install, tiny_model: Path
+) -> None:
+    code = """
+    from pegboard import hookimpl
+
+    @hookimpl
+    def pegboard_schedulers():
+        return {{"{provides}": object, "hidden": object}}
+    """
+    install("more", code=code)
+    with pytest.raises(errors.ManifestHookMismatch, match="scheduler 'hidden'"):
+        build_engine(prepare(named(tiny_model)))
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "kind"),
+    [
+        ("listing", "return ['x']", errors.ManifestHookMismatch),
+        ("dividing", "return 1 / 0", errors.FactoryFailed),
+    ],
+)
+def test_a_hook_that_returns_no_mapping(
+    install: Install, tiny_model: Path, name: str, body: str, kind: type[errors.PluginError]
+) -> None:
+    code = f"from pegboard import hookimpl\n\n@hookimpl\ndef pegboard_schedulers():\n    {body}\n"
+    install(name, code=code)
+    with pytest.raises(kind, match=rf"pegboard-{name} 1\.2\.3"):
         build_engine(prepare(named(tiny_model)))
 
 
@@ -159,7 +229,7 @@ interface = "scheduler"
 version = 0
 name = "{provides}"
 summary = "s"
-options = "pegboard_opt.options:Options"
+options = "pegboard_{name}.options:Options"
 """
 
 
@@ -174,6 +244,19 @@ def test_options_that_do_not_fit_name_their_whole_path(install: Install, tiny_mo
     )
     with pytest.raises(errors.OptionsInvalid, match=r"scheduler\.options\.max_wait"):
         prepare(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("lacking", ""), ("raising", "1 / 0"), ("needing", "import a_module_that_is_missing")],
+)
+def test_an_options_model_that_cannot_be_had(
+    install: Install, tiny_model: Path, name: str, module: str
+) -> None:
+    package = install(name, manifest=OPTIONS_MANIFEST)
+    (package / "options.py").write_text(module)
+    with pytest.raises(errors.PluginImportFailed, match=rf"pegboard_{name}\.options:Options"):
+        prepare(named(tiny_model))
 
 
 def test_options_for_a_part_that_takes_none(tiny_model: Path) -> None:

@@ -76,8 +76,8 @@ class Oracle(Drafter):
         self._done: dict[int, int] = {}
         self.final: dict[int, int] = {}
 
-    def admit(self, row: int, token_ids: Any) -> None:
-        self._done[row] = 0
+    def admit(self, admission: Any) -> None:
+        self._done[admission.row] = 0
 
     def release(self, row: int, num_tokens: int) -> None:
         self.final[row] = num_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,9 @@ from pegboard_gguf.header import Header, read_header
 from pegboard_gguf.metadata import Metadata
 from pegboard_gguf.translate import ROPE_FACTORS, model_config, tensor_facts
 from pegboard_gguf.vocabulary import Vocabulary
+
+MAX_ROPE_FACTORS = 2**16
+"""Half a head's size; more than any model has."""
 
 
 def convert(path: Path, digest: str) -> tuple[CheckpointFacts, str | None]:
@@ -52,8 +56,11 @@ def _rope_factors(path: Path, header: Header) -> NDArray[np.float32] | None:
     tensor = header.tensors.get(ROPE_FACTORS)
     if tensor is None:
         return None
-    if tensor.type != "F32":
-        raise CheckpointError(f"{path}: {ROPE_FACTORS}", f"is {tensor.type}", allowed="F32")
+    if tensor.type != "F32" or math.prod(tensor.shape) > MAX_ROPE_FACTORS:
+        was = f"is {tensor.type} of shape {tensor.shape}"
+        raise CheckpointError(
+            f"{path}: {ROPE_FACTORS}", was, allowed=f"F32, {MAX_ROPE_FACTORS} at most"
+        )
     return np.fromfile(path, "<f4", tensor.num_bytes // 4, offset=tensor.offset)
 
 

@@ -27,6 +27,9 @@ from pegboard.errors import CheckpointError
 
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
+MAX_ITEMS = 2**23
+"""Of all arrays together. Vocabularies have some hundred thousand tokens; an item is an object."""
+MAX_STRING_BYTES = 2**22
 
 _NUMBERS = {
     GGUFValueType.UINT8: "<u1",
@@ -94,6 +97,7 @@ class _Cursor:
         self.size = len(data)
         self.position = 0
         self._data = data
+        self._num_items = 0
 
     def bytes(self, num_bytes: int) -> bytes:
         start = self.position
@@ -112,7 +116,12 @@ class _Cursor:
         return int(struct.unpack("<Q", self.bytes(8))[0])
 
     def string(self) -> str:
-        return self.bytes(self.uint64()).decode("utf-8", errors="replace")
+        num_bytes = self.uint64()
+        if MAX_STRING_BYTES < num_bytes <= self.size - self.position:
+            raise self.fault(
+                f"has a text of {num_bytes} bytes in its header", allowed=f"{MAX_STRING_BYTES}"
+            )
+        return self.bytes(num_bytes).decode("utf-8", errors="replace")
 
     def value(self, value_type: int) -> Any:
         if value_type == GGUFValueType.STRING:
@@ -122,6 +131,9 @@ class _Cursor:
         return self._numbers(value_type, 1)[0]
 
     def _array(self, item_type: int, length: int) -> list[Any]:
+        self._num_items += length
+        if self._num_items > MAX_ITEMS:
+            raise self.fault(f"has arrays of {self._num_items} items", allowed=f"{MAX_ITEMS}")
         if item_type == GGUFValueType.STRING:
             return [self.string() for _ in range(length)]
         return self._numbers(item_type, length)

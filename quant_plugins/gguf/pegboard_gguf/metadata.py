@@ -10,6 +10,8 @@ import numpy as np
 
 from pegboard.errors import CheckpointError
 
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
 
 class Metadata:
     """Metadata of one file. A key written as `.name` belongs to the file's architecture."""
@@ -41,6 +43,8 @@ class Metadata:
     def real(self, key: str, default: float | None = None) -> float:
         """A number stored as float32, as the shortest decimal that means the same float32."""
         value = self._get(key, (int, float), "a number", default)
+        if not abs(value) < _FLOAT32_MAX:  # not a number included
+            raise self.fault(key, f"is {value!r}", "a number")
         return float(str(np.float32(value)))
 
     def flag(self, key: str, *, default: bool) -> bool:

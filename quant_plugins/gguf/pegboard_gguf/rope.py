@@ -74,12 +74,10 @@ def _yarn(metadata: Metadata) -> dict[str, Any]:
 def _llama3(
     metadata: Metadata, theta: float, head_dim: int, factors: NDArray[np.float32]
 ) -> dict[str, Any]:
-    factor = float(str(np.float32(factors.max())))
-    wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    smooth = (LLAMA3_CONTEXT / wavelengths - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW)
-    smooth = np.clip(smooth, 0.0, 1.0)
-    expected = 1.0 / ((1.0 - smooth) / factor + smooth)
-    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4):
+    # Sizes first: nothing is computed with a head size that only the metadata knows.
+    fits = factors.shape == (head_dim // 2,) and theta > 0 and bool(np.all(factors > 0))
+    factor = float(str(np.float32(factors.max()))) if fits else 0.0
+    if not fits or not _follows_llama3(factors, theta, factor):
         raise CheckpointError(
             f"{metadata.path}: rope_freqs.weight",
             "does not follow Llama 3's rule for scaled rotary embedding",
@@ -92,3 +90,12 @@ def _llama3(
         "high_freq_factor": LLAMA3_HIGH,
         "original_max_position_embeddings": LLAMA3_CONTEXT,
     }
+
+
+def _follows_llama3(factors: NDArray[np.float32], theta: float, factor: float) -> bool:
+    head_dim = 2 * len(factors)
+    wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    smooth = (LLAMA3_CONTEXT / wavelengths - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW)
+    smooth = np.clip(smooth, 0.0, 1.0)
+    expected = 1.0 / ((1.0 - smooth) / factor + smooth)
+    return bool(np.allclose(factors, expected, rtol=1e-4))

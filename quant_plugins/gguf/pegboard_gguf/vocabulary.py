@@ -16,6 +16,7 @@ from pegboard.errors import TokenizerError
 from pegboard_gguf.metadata import Metadata
 from pegboard_gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
+MAX_TOKEN_LENGTH = 2**10
 SPACE = "\u2581"  # SentencePiece's visible space
 
 _ID_KEYS = {
@@ -93,12 +94,12 @@ class Vocabulary:
         build = self._byte_level if self.model == "gpt2" else self._sentencepiece
         try:
             tokenizer = build()
+            tokenizer.add_tokens(self._added_tokens())
+            return str(tokenizer.to_str())
         except TokenizerError:
             raise
         except Exception as error:  # the library raises plain Exception
             raise self._fault("tokenizer.ggml", f"cannot be used ({error})") from error
-        tokenizer.add_tokens(self._added_tokens())
-        return str(tokenizer.to_str())
 
     def _byte_level(self) -> Tokenizer:
         pre_tokenizer = self._pre_tokenizer()
@@ -202,6 +203,9 @@ class Vocabulary:
         ]
         if not tokens or not all(isinstance(token, str) for token in tokens):
             raise self._fault("tokenizer.ggml.tokens", "are missing", "an array of texts")
+        if (longest := max(map(len, tokens))) > MAX_TOKEN_LENGTH:
+            was = f"hold one of {longest} characters"
+            raise self._fault("tokenizer.ggml.tokens", was, f"{MAX_TOKEN_LENGTH} at most")
         if len(set(tokens)) < len(tokens):
             twice = Counter(tokens).most_common(1)[0][0]
             raise self._fault("tokenizer.ggml.tokens", f"hold {twice!r} twice")

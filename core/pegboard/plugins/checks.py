@@ -1,0 +1,134 @@
+"""Whether the chosen parts go with each other, the model and the config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pegboard.config import Config
+from pegboard.interfaces.model import ModelShape
+from pegboard.plugins.choice import INACTIVE, Chooser
+from pegboard.plugins.composition import Part
+from pegboard.plugins.manifest import Provides
+
+
+def reads(entry: Provides, method: str) -> list[str]:
+    """Reasons why a quantizer does not read a checkpoint quantized by `method`."""
+    if method in entry.methods:
+        return []
+    stored = "is not quantized" if method == "none" else f"is quantized by {method}"
+    return [f"reads {', '.join(entry.methods)}, and the checkpoint {stored}"]
+
+
+def attends(entry: Provides, shape: ModelShape, encoding: str) -> list[str]:
+    """Reasons why an attention backend does not run a model's layers."""
+    needs = {
+        "window": any(layer.window is not None for layer in shape.attention),
+        "soft_cap": any(layer.soft_cap is not None for layer in shape.attention),
+    }
+    reasons = [
+        f"has no {name}" for name, needed in needs.items() if needed and name not in entry.promises
+    ]
+    if encoding not in entry.encodings:
+        reasons.append(f"has no KV encoding {encoding!r}; allowed: {', '.join(entry.encodings)}")
+    return reasons
+
+
+def check_parts(
+    config: Config,
+    shape: ModelShape,
+    parts: Mapping[str, Part],
+    used: Sequence[Part],
+    chooser: Chooser,
+) -> None:
+    """Reasons against the parts together.
+
+    Args:
+        config: what was asked for.
+        shape: the model.
+        parts: by interface, those of which there is one.
+        used: all of them, kernels, processors and observers included.
+        chooser: collects the reasons.
+    """
+    _check_parallel(config, shape, parts, chooser)
+    _check_drafter(config, parts, chooser)
+    _check_features(parts, used, chooser)
+    for interface in ("model", "checkpoint_source"):
+        part = parts[interface]
+        for reason in chooser.misfits(part.entry.requires):
+            chooser.refuse(
+                "requirement", f"{interface}: {part.name} {reason}", plugin=part.origin.plugin
+            )
+
+
+def _check_parallel(
+    config: Config, shape: ModelShape, parts: Mapping[str, Part], chooser: Chooser
+) -> None:
+    executor = parts.get("executor")
+    if executor is None:
+        return
+    for kind in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
+        if getattr(config.executor, kind) > 1 and kind not in executor.entry.promises:
+            chooser.refuse(
+                "parallel",
+                f"executor.{kind}: {getattr(config.executor, kind)}, but executor"
+                f" {executor.name!r} runs one worker",
+                plugin=executor.origin.plugin,
+                fix=f"executor.{kind}: 1",
+            )
+    if config.executor.tensor_parallel not in shape.tensor_parallel:
+        chooser.refuse(
+            "parallel",
+            f"executor.tensor_parallel: the model cannot be split over"
+            f" {config.executor.tensor_parallel} devices;"
+            f" allowed: {', '.join(map(str, shape.tensor_parallel))}",
+        )
+
+
+def _check_drafter(config: Config, parts: Mapping[str, Part], chooser: Chooser) -> None:
+    drafter = parts.get("drafter")
+    if drafter is None or INACTIVE in drafter.entry.promises:
+        return
+    asked = {
+        "draft_model": ("model", config.drafter.model is not None),
+        "rejection": ("verification", config.drafter.verification == "rejection"),
+    }
+    for promise, (key, wanted) in asked.items():
+        if wanted and promise not in drafter.entry.promises:
+            chooser.refuse(
+                "inactive",
+                f"drafter.{key}: drafter {drafter.name!r} does nothing with"
+                f" {getattr(config.drafter, key)!r}",
+                plugin=drafter.origin.plugin,
+                fix=f"leave out drafter.{key}",
+            )
+
+
+def _check_features(parts: Mapping[str, Part], used: Sequence[Part], chooser: Chooser) -> None:
+    for part in used:
+        for feature in part.entry.requires.features:
+            interface, _, name = feature.partition(".")
+            provider = parts.get(interface)
+            if provider is None or name not in provider.entry.promises:
+                has = f"{provider.name!r} does not have" if provider else "nothing here has"
+                chooser.refuse(
+                    "feature",
+                    f"{part.entry.interface} {part.name!r} needs {feature}, which {has}",
+                    plugin=part.origin.plugin,
+                )
+
+
+def numerics_of(
+    config: Config, invariant_kernels: Sequence[bool], attention: Part, chooser: Chooser
+) -> Literal["invariant", "fast"] | None:
+    """`invariant` or `fast`; None when the config asks for what these parts do not promise."""
+    promised = "row_invariant" in attention.entry.promises
+    if config.numerics == "invariant" and not promised:
+        chooser.refuse(
+            "numerics",
+            f"numerics: invariant, but attention {attention.name!r} does not promise row_invariant",
+            plugin=attention.origin.plugin,
+            fix="numerics: auto",
+        )
+        return None
+    return "invariant" if promised and all(invariant_kernels) else "fast"
