@@ -36,4 +36,4 @@ bench: setup
 	.venv/bin/python examples/bench/decode.py
 
 wheels: setup
-	.venv/bin/pip wheel --no-deps --wheel-dir dist ./core $(PLUGINS:%=./%)
+	for folder in core $(PLUGINS); do .venv/bin/python -m build --outdir dist $$folder || exit 1; done

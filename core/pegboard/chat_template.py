@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -17,7 +18,7 @@ from pegboard.errors import RequestError, TokenizerError
 
 
 class ChatTemplate:
-    """A compiled template.
+    """A template; it is compiled by its first use.
 
     Args:
         source: jinja2 source.
@@ -34,8 +35,9 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, where: str) -> None:
         self.source = source
         self.special_tokens = dict(special_tokens)
+        self._environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._environment.parse(source)
         except jinja2.TemplateError as error:
             raise TokenizerError(f"{where}: chat template", f"is not valid ({error})") from error
 
@@ -63,6 +65,12 @@ class ChatTemplate:
             raise RequestError(
                 "messages", f"the model's chat template refuses them ({error})"
             ) from (error)
+
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        # Compiling evaluates what is constant, which may be much: not before it is asked for.
+        return self._environment.from_string(self.source)
 
 
 class _Generation(Extension):

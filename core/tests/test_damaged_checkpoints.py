@@ -16,8 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pegboard.compose import load_tokenizer, prepare, start_engine
-from pegboard.config import Config
+from pegboard import Config, Engine
 from pegboard.errors import FactoryFailed, UserError
 from pegboard.testing.tiny import FAMILIES, write_tiny_model
 
@@ -57,9 +56,10 @@ def refusal(path: Path) -> UserError | None:
     }
     with bounded():
         try:
-            prepared = prepare(Config.from_values(config))
-            load_tokenizer(prepared)
-            start_engine(prepared).close()
+            with Engine(Config.from_values(config)) as engine:
+                if engine.tokenizer is not None:
+                    assert engine.tokenizer.max_token_bytes > 0
+                    engine.tokenizer.decode(engine.tokenizer.encode("the fox\x00 \u00e9"))
         except FactoryFailed:
             raise
         except UserError as error:

@@ -49,6 +49,20 @@ def test_a_plugin_asks_for_a_range_of_the_core(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PLUGINS, ids=name)
+def test_a_plugin_is_an_extra_of_the_core(path: Path) -> None:
+    extras = project(ROOT / "core" / "pyproject.toml")["optional-dependencies"]
+    (requirement,) = [Requirement(text) for text in extras[path.parent.name]]
+    assert requirement.name == project(path)["name"]
+    assert Version(pegboard.__version__) in requirement.specifier
+    assert f"pegboard[{path.parent.name}]" in extras["all"]
+
+
+@pytest.mark.parametrize("path", PROJECTS, ids=name)
+def test_a_distribution_carries_the_license(path: Path) -> None:
+    assert (path.parent / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+@pytest.mark.parametrize("path", PLUGINS, ids=name)
 def test_a_plugin_is_found_by_its_entry_point(path: Path) -> None:
     table = project(path)
     assert table["name"] == f"pegboard-{path.parent.name.replace('_', '-')}"

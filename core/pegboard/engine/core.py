@@ -32,9 +32,11 @@ class EngineCore:
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self._queue = Queue(parts.max_num_seqs)
-        self._prefixes = Prefixes(parts.prefix_cache, parts.allocator, parts.groups)
-        self._intake = Intake(parts, self._prefixes)
         self._observers = Observers(parts.observers)
+        self._prefixes = Prefixes(
+            parts.prefix_cache, parts.allocator, parts.groups, self._note_cache_mistake
+        )
+        self._intake = Intake(parts, self._prefixes)
         self._committer = Committer(parts, self._queue, self._prefixes, self._observers)
         self._step_id = 0
         self._num_idle_steps = 0
@@ -206,6 +208,9 @@ class EngineCore:
 
     def _ledger_line(self) -> str:
         return ", ".join(f"group {index}: {entry}" for index, entry in enumerate(self.ledger()))
+
+    def _note_cache_mistake(self, message: str) -> None:
+        self._observers.tell(ErrorHappened("PrefixCacheMistake", message))
 
     def _break(self, error: Exception) -> None:
         """All open requests end with the executor's failure."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import lcm
 from typing import TYPE_CHECKING
 
+from pegboard.engine.page_contents import PageContents
 from pegboard.interfaces.kv import KVGroup
-from pegboard.interfaces.kv_allocator import KVAllocator, SharedPages
+from pegboard.interfaces.kv_allocator import Growth, KVAllocator, SharedPages
 from pegboard.interfaces.prefix_cache import Hit, Prefix, PrefixCache
 
 if TYPE_CHECKING:
@@ -14,11 +16,21 @@ if TYPE_CHECKING:
 
 
 class Prefixes:
-    """Known beginnings of sequences. Without an allocator that shares pages there are none."""
+    """Known beginnings of sequences. Without an allocator that shares pages there are none.
+
+    What the cache says is checked against what the engine knows of each page; a hit that does not
+    hold is a miss, and `on_mistake` is told.
+    """
 
     def __init__(
-        self, cache: PrefixCache, allocator: KVAllocator, groups: tuple[KVGroup, ...]
+        self,
+        cache: PrefixCache,
+        allocator: KVAllocator,
+        groups: tuple[KVGroup, ...],
+        on_mistake: Callable[[str], None],
     ) -> None:
+        self._on_mistake = on_mistake
+        self._contents = PageContents(groups)
         self._cache = cache
         self._pages = allocator if isinstance(allocator, SharedPages) else None
         self._block_sizes = tuple(group.block_size for group in groups)
@@ -34,12 +46,26 @@ class Prefixes:
         limit = (seq.num_known - 1) // self._stride * self._stride
         if self._pages is None or limit == 0 or seq.wants_prompt_logprobs:
             return self._miss
-        return self._cache.match(Prefix(seq.token_ids, seq.tenant), limit)
+        hit = self._cache.match(Prefix(seq.token_ids, seq.tenant), limit)
+        if hit.num_tokens == 0 or self._contents.confirm(seq, hit, limit):
+            return hit
+        self._on_mistake(f"a hit of {hit.num_tokens} tokens names pages that do not hold them")
+        return self._miss
 
-    def adopt(self, seq: Sequence, hit: Hit) -> None:
-        """Makes the sequence an owner that begins with the hit's pages."""
+    def adopt(self, seq: Sequence, hit: Hit) -> Hit:
+        """Makes the sequence an owner that begins with the hit's pages; a miss where they have been
+        given away."""
         assert self._pages is not None
-        self._pages.adopt(seq.seq_id, hit.pages)
+        try:
+            self._pages.adopt(seq.seq_id, hit.pages)
+        except ValueError as error:
+            self._on_mistake(str(error))
+            return self._miss
+        return hit
+
+    def handed_out(self, growth: Growth) -> None:
+        """New pages will be written to: what they held is void."""
+        self._contents.drop(growth)
 
     def publish(self, seq: Sequence) -> None:
         """Names the pages that committed tokens have filled since the last time."""
@@ -52,7 +78,12 @@ class Prefixes:
                 self._pages.pages(seq.seq_id), self._block_sizes, strict=True
             )
         ]
+        for group, (table, block_size) in enumerate(zip(pages, self._block_sizes, strict=True)):
+            self._contents.note(seq, group, table, seq.num_published // block_size)
         prefix = Prefix(seq.token_ids[:full], seq.tenant)
         for group, page in self._cache.publish(prefix, pages):
-            self._pages.retain(group, page)
+            if page and page in pages[group]:
+                self._pages.retain(group, page)
+            else:
+                self._on_mistake(f"it references page {page} of group {group}, not one published")
         seq.num_published = full

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pegboard.engine.page_contents import extend_digests
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.stops import TextStream
 from pegboard.request import FinishReason, Request, TokenLogprob
@@ -65,6 +66,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "_digests",
         "_prefixes",
         "_tokens",
         "admitted_at",
@@ -114,6 +116,7 @@ class Sequence:
         self._tokens = np.empty(self.num_prompt + _NEW_SLOTS, np.int32)
         self._tokens[: self.num_prompt] = request.prompt_token_ids
         self._prefixes = prefixes
+        self._digests: dict[int, list[bytes]] = {}
         self.row: int | None = None
         self.num_computed = self.num_reserved = self.num_published = self.num_trimmed = 0
         self.num_drafts = self.num_tried = self.num_accepted = 0
@@ -153,6 +156,13 @@ class Sequence:
     def token_ids(self) -> Int32:
         """int32 [num_known]. What it shows never changes."""
         return self._tokens[: self.num_known]
+
+    def prefix_digests(self, block_size: int, count: int) -> list[bytes]:
+        """Digests of the tokens up to the end of each block; at least the first `count`."""
+        digests = self._digests.setdefault(block_size, [])
+        block_bytes = block_size * self._tokens.itemsize
+        extend_digests(digests, self._tokens.data.cast("B"), block_bytes, count, self.tenant)
+        return digests
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -117,6 +117,7 @@ class PlannedStep(StepBuilder):
                 seq.admitted_at = now
                 seq.num_cached_tokens = min(entry.start, seq.num_prompt)
         for entry in entries:
+            self._prefixes.handed_out(entry.growth)
             if entry.reserved > entry.seq.num_reserved:
                 entry.seq.num_reserved = entry.reserved
         return Plan(entries, len(self._preempted))
@@ -126,7 +127,7 @@ class PlannedStep(StepBuilder):
             return False
         hit = self._prefixes.match(seq)
         if hit.num_tokens:
-            self._prefixes.adopt(seq, hit)
+            hit = self._prefixes.adopt(seq, hit)
         if not self._schedule(seq, num_tokens, reserve, hit):
             self._allocator.release(seq.seq_id)
             return False

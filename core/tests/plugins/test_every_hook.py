@@ -9,6 +9,7 @@ from textwrap import dedent
 import pytest
 
 from pegboard.errors import ManifestHookMismatch
+from pegboard.plugins.composition import Part
 from pegboard.plugins.contracts import CONTRACTS
 from pegboard.plugins.discovery import discover
 from pegboard.plugins.loader import load_plugins
@@ -77,8 +78,10 @@ def write_plugin(folder: Path, interface: str, hook: str) -> Path:
 def test_factories_reach_the_registry(tmp_path: Path, hook: str, interface: str) -> None:
     file = write_plugin(tmp_path, interface, hook)
     catalog = discover(load=[str(file)])
-    registry = load_plugins([catalog.manifest(file.stem)])
-    assert registry.factory(interface, "mine")("a context") == ("made of", "a context")
+    registry = load_plugins([catalog.manifest("mine")])
+    (offer,) = (o for o in catalog.offers(interface) if o.entry.name == "mine")
+    factory = registry.factory(Part(origin=offer.origin, entry=offer.entry))
+    assert factory("a context") == ("made of", "a context")
 
 
 @pytest.mark.parametrize(("hook", "interface"), HOOKS.items())
@@ -87,4 +90,4 @@ def test_a_hook_of_another_interface_is_refused(tmp_path: Path, hook: str, inter
     file = write_plugin(tmp_path, interface, other)
     catalog = discover(load=[str(file)])
     with pytest.raises(ManifestHookMismatch, match=re.escape(f"{interface} 'mine'")):
-        load_plugins([catalog.manifest(file.stem)])
+        load_plugins([catalog.manifest("mine")])

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -103,24 +103,24 @@ def test_an_entry_point_to_a_module_that_is_gone(install: Install, tiny_model: P
     ("manifest", "said"),
     [
         ("[plugin\n", "invalid manifest"),
-        ('[plugin]\nname = "x"\n', "provides"),
+        ('[plugin]\nname = "wrong"\n', "provides"),
         (
-            '[plugin]\nname="x"\n[[provides]]\ninterface="scheduler"\nversion=0\nname="a"\n'
+            '[plugin]\nname="wrong"\n[[provides]]\ninterface="scheduler"\nversion=0\nname="a"\n'
             'summary="s"\nrequire={}\n',
             "unknown field `require`",
         ),
         (
-            '[plugin]\nname="x"\n[[provides]]\ninterface="schedule"\nversion=0\nname="a"\n'
+            '[plugin]\nname="wrong"\n[[provides]]\ninterface="schedule"\nversion=0\nname="a"\n'
             'summary="s"\n',
             "unknown interface 'schedule'",
         ),
         (
-            '[plugin]\nname="x"\n[[provides]]\ninterface="attention"\nversion=0\nname="a"\n'
+            '[plugin]\nname="wrong"\n[[provides]]\ninterface="attention"\nversion=0\nname="a"\n'
             'summary="s"\n',
             "lacks layout",
         ),
         (
-            '[plugin]\nname="x"\n[[provides]]\ninterface="scheduler"\nversion=99\nname="a"\n'
+            '[plugin]\nname="wrong"\n[[provides]]\ninterface="scheduler"\nversion=99\nname="a"\n'
             'summary="s"\n',
             "written for version 99",
         ),
@@ -339,9 +339,121 @@ def test_a_single_file_plugin(tmp_path: Path, tiny_model: Path) -> None:
     path.write_text(SINGLE_FILE)
     config = named(tiny_model, "mine", plugins={"load": [str(path)]})
     with Engine(config) as engine:
-        engine.submit([1, 2, 3])
+        requests = [engine.submit([1, 2, 3]) for _ in range(2)]
+        first_to_end = []
         while engine.has_work():
-            engine.step()
+            first_to_end += [d.request_id for d in engine.step() if d.finish_reason is not None]
+    assert first_to_end == [request.request_id for request in requests]
+    assert engine.prepared.composition.parts["scheduler"].origin.path == str(path)
+
+
+def test_files_of_one_name_are_different_plugins(tmp_path: Path, tiny_model: Path) -> None:
+    files = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        files.append(tmp_path / name / "plugin.py")
+        files[-1].write_text(SINGLE_FILE.replace("mine", f"mine_{name}"))
+    config = named(tiny_model, "mine_b", plugins={"load": [str(file) for file in files]})
+    with Engine(config) as engine:
+        assert engine.prepared.composition.parts["scheduler"].origin.path == str(files[1])
+
+
+def test_two_plugins_of_one_name_are_refused(tmp_path: Path, tiny_model: Path) -> None:
+    files = [tmp_path / "one.py", tmp_path / "two.py"]
+    for file in files:
+        file.write_text(SINGLE_FILE)
+    with pytest.raises(errors.DuplicateName, match=r"two\.py.*one\.py"):
+        prepare(named(tiny_model, "mine", plugins={"load": [str(file) for file in files]}))
+
+
+KERNEL_FILE = """# /// pegboard
+# [plugin]
+# name = "{name}"
+# [[provides]]
+# interface = "kernel"
+# version = 0
+# name = "{family}"
+# summary = "s"
+# priority = {priority}
+# operations = [{{operation = "silu_mul"}}]
+# ///
+import torch
+from pegboard import hookimpl
+from pegboard.interfaces.kernel import SiluMulKernel
+
+
+class Mine(SiluMulKernel):
+    def __init__(self, context):
+        self.context = context
+
+    def self_test(self):
+        assert {works}, "the tile is wrong"
+
+    def silu_mul(self, gate, up):
+        return torch.nn.functional.silu(gate) * up
+
+
+@hookimpl
+def pegboard_kernels():
+    return {{"{family}": Mine}}
+"""
+
+
+def kernel_file(folder: Path, name: str, family: str, priority: int = 0, works: bool = True) -> str:
+    path = folder / f"{name}.py"
+    path.write_text(KERNEL_FILE.format(name=name, family=family, priority=priority, works=works))
+    return str(path)
+
+
+def silu_kernel(engine: Engine) -> str:
+    kernels = engine.prepared.composition.kernels
+    return next(kernel.part.name for kernel in kernels if kernel.operation == "silu_mul")
+
+
+def test_a_kernel_of_negative_priority_runs_when_it_is_named(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    load = [kernel_file(tmp_path, "slow", "slow", priority=-1)]
+    with Engine(config_of(tiny_model, plugins={"load": load})) as engine:
+        assert silu_kernel(engine) == "torch"
+    config = config_of(tiny_model, plugins={"load": load}, kernels={"silu_mul": "slow"})
+    with Engine(config) as engine:
+        assert silu_kernel(engine) == "slow"
+    with Engine(config_of(tiny_model, plugins={"load": load}, kernels="slow")) as engine:
+        assert silu_kernel(engine) == "slow"
+        decisions = {
+            decision.key: decision.why for decision in engine.prepared.composition.decisions
+        }
+        assert decisions["kernels.linear"] == "slow has none that fits"
+    with pytest.raises(errors.UserError, match=r"kernels\.rotary: slow has no kernel"):
+        Engine(config_of(tiny_model, plugins={"load": load}, kernels={"rotary": "slow"}))
+
+
+def test_kernels_that_fail_their_self_test_are_left_out_unless_named(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    load = [
+        kernel_file(tmp_path, "bad", "bad", priority=9, works=False),
+        kernel_file(tmp_path, "worse", "worse", priority=8, works=False),
+    ]
+    with Engine(config_of(tiny_model, plugins={"load": load})) as engine:
+        assert silu_kernel(engine) == "torch"
+    with pytest.raises(errors.KernelUnusable, match="the tile is wrong"):
+        Engine(config_of(tiny_model, plugins={"load": load}, kernels={"silu_mul": "bad"}))
+
+
+def test_kernels_of_one_name_are_settled_by_replace_and_run_as_chosen(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    load = [kernel_file(tmp_path, "mine", "torch")]
+    with pytest.raises(errors.UserError, match="provided by several plugins"):
+        Engine(config_of(tiny_model, plugins={"load": load}))
+    replace = {"kernel.torch": "builtin"}
+    with Engine(config_of(tiny_model, plugins={"load": load, "replace": replace})) as engine:
+        chosen = {kernel.part.origin.plugin for kernel in engine.prepared.composition.kernels}
+        assert chosen == {"builtin"}
+    with pytest.raises(errors.ConfigError, match="does not provide it"):
+        Engine(config_of(tiny_model, plugins={"load": load, "replace": {"kernel.torch": "no"}}))
 
 
 def test_a_single_file_without_manifest_is_refused(tmp_path: Path, tiny_model: Path) -> None:
@@ -370,8 +482,87 @@ def test_an_object_instead_of_a_name(tiny_model: Path) -> None:
     assert scheduler.plans > 0
 
 
+def test_objects_for_interfaces_of_which_there_are_several(tiny_model: Path) -> None:
+    import torch
+
+    from pegboard.interfaces.kernel import SiluMulKernel
+    from pegboard.interfaces.logits_processor import LogitsProcessor
+    from pegboard.interfaces.observer import Event, Observer
+    from pegboard.request import SamplingParams
+
+    class Listening(Observer):
+        def __init__(self) -> None:
+            self.events: list[Event] = []
+
+        def observe(self, event: Event) -> None:
+            self.events.append(event)
+
+        def close(self) -> None:
+            pass
+
+    class Only7(LogitsProcessor):
+        manifest: ClassVar = {"name": "only_7"}
+
+        def admit(self, row: int, params: Any) -> None:
+            pass
+
+        def apply(self, logits: torch.Tensor, rows: Any) -> None:
+            logits[:, 7] = 1e9
+
+        def release(self, row: int) -> None:
+            pass
+
+    class Counting(SiluMulKernel):
+        manifest: ClassVar = {"operations": [{"operation": "silu_mul"}]}
+        calls = 0
+
+        def self_test(self) -> None:
+            pass
+
+        def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return torch.nn.functional.silu(gate) * up
+
+    listening, kernel = [Listening(), Listening()], Counting()
+    config = config_of(tiny_model)
+    with Engine(config, observer=listening, logits_processor=Only7(), kernel=kernel) as engine:
+        params = SamplingParams(max_tokens=3, processors={"only_7": {}})
+        engine.submit([1, 2, 3], params)
+        tokens: list[int] = []
+        while engine.has_work():
+            tokens += [token for delta in engine.step() for token in delta.token_ids]
+    assert tokens == [7, 7, 7]
+    assert kernel.calls > 0
+    assert listening[0].events and len(listening[0].events) == len(listening[1].events)
+
+
+def test_options_of_a_builtin_that_is_always_on(tiny_model: Path) -> None:
+    config = config_of(
+        tiny_model, observers=[{"name": "metrics", "options": {"vllm_names": False}}]
+    )
+    parts = {part.name: part for part in prepare(config).composition.observers}
+    assert parts["metrics"].options == {"vllm_names": False}
+    wrong = config_of(tiny_model, observers=[{"name": "metrics", "options": {"nonsense": 1}}])
+    with pytest.raises(errors.OptionsInvalid, match=r"observers.*nonsense"):
+        prepare(wrong)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"kv_transfer": "anything"}, "moves no KV"),
+        ({"executor": {"name": "local", "tensor_parallel": 2}}, "runs one worker"),
+    ],
+)
+def test_what_would_be_inactive_is_refused(
+    tiny_model: Path, values: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(errors.UserError, match=said):
+        prepare(config_of(tiny_model, **values))
+
+
 def test_an_object_of_the_wrong_kind_is_refused(tiny_model: Path) -> None:
     with pytest.raises(errors.InterfaceNotSatisfied, match="without plan"):
         Engine(config_of(tiny_model), scheduler=object())
-    with pytest.raises(errors.ConfigError, match="no such interface"):
+    with pytest.raises(errors.ConfigError, match="cannot be an object"):
         Engine(config_of(tiny_model), schedular=object())

@@ -1,0 +1,74 @@
+"""What each page holds, as the engine itself knows it: the check on what a prefix cache says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from pegboard.interfaces.kv import KVGroup
+from pegboard.interfaces.kv_allocator import Growth
+from pegboard.interfaces.prefix_cache import Hit
+
+if TYPE_CHECKING:
+    from pegboard.engine.sequence import Sequence as EngineSequence
+
+DIGEST_BYTES = 16
+
+
+class PageContents:
+    """A digest of all tokens up to a page's end, for each page that a forward has completed.
+
+    It is noted when the tokens are committed and dropped when the page is handed out again, so a page
+    with the right digest holds the right KV, whatever a cache may say.
+    """
+
+    def __init__(self, groups: Sequence[KVGroup]) -> None:
+        self._groups = groups
+        self._digests: dict[tuple[int, int], bytes] = {}
+
+    def note(self, seq: EngineSequence, group: int, pages: Sequence[int], first: int) -> None:
+        """The pages from the `first` on are complete; 0: the window gave one back."""
+        digests = seq.prefix_digests(self._groups[group].block_size, len(pages))
+        for block in range(first, len(pages)):
+            if pages[block]:
+                self._digests[group, pages[block]] = digests[block]
+
+    def drop(self, growth: Growth) -> None:
+        """These pages are handed out, and will be written to."""
+        for group, slots in enumerate(growth.slots):
+            for _, page in slots:
+                self._digests.pop((group, page), None)
+
+    def confirm(self, seq: EngineSequence, hit: Hit, limit: int) -> bool:
+        """Whether the hit's pages hold the sequence's first tokens, at most `limit` of them."""
+        return (
+            0 < hit.num_tokens <= limit
+            and len(hit.pages) == len(self._groups)
+            and all(self._holds(seq, group, hit) for group in range(len(self._groups)))
+        )
+
+    def _holds(self, seq: EngineSequence, group: int, hit: Hit) -> bool:
+        size, window = self._groups[group].block_size, self._groups[group].window
+        pages = hit.pages[group]
+        if hit.num_tokens % size or len(pages) * size != hit.num_tokens:
+            return False
+        digests = seq.prefix_digests(size, len(pages))
+        # The next token sees the window's tokens before it: blocks that end earlier need no page.
+        unseen = 0 if window is None else max(0, hit.num_tokens - window + 1) // size
+        return all(
+            (page == 0 and block < unseen) or self._digests.get((group, page)) == digest
+            for block, (page, digest) in enumerate(zip(pages, digests, strict=False))
+        )
+
+
+def extend_digests(
+    digests: list[bytes], tokens: memoryview, block_bytes: int, count: int, salt: str
+) -> None:
+    """Appends until there are `count` digests, each of the one before it and its block's tokens; the
+    first one's is the salt's."""
+    while len(digests) < count:
+        start = len(digests) * block_bytes
+        before = digests[-1] if digests else blake2b(salt.encode()).digest()
+        block = tokens[start : start + block_bytes]
+        digests.append(blake2b(before + block, digest_size=DIGEST_BYTES).digest())

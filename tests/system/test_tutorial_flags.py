@@ -1,0 +1,46 @@
+"""A command line as tutorials of other engines have it, run here unchanged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AuthenticationError, BadRequestError
+
+FLAGS = [
+    "--max-model-len",
+    "2048",
+    "--max-num-seqs",
+    "16",
+    "--gpu-memory-utilization",
+    "0.9",
+    "--api-key",
+    "secret",
+]
+
+
+def test_memory_is_that_of_so_many_sequences_of_that_length(bundled_model: str) -> None:
+    program = Path(sys.executable).with_name("pegboard")
+    command = [str(program), "check", bundled_model, *FLAGS, "--json"]
+    run = subprocess.run(command, capture_output=True, check=True, timeout=120)
+    found = json.loads(run.stdout)
+    assert found["max_model_len"] == {"value": 2048, "why": "named in the config"}
+    assert found["memory"]["num_full_sequences"] == 16
+
+
+def test_it_serves_as_the_flags_say(serve: Any, bundled_model: str) -> None:
+    served = serve(bundled_model, *FLAGS)
+    with served.client("wrong") as client, pytest.raises(AuthenticationError):
+        client.models.list()
+    with served.client("secret") as client:
+        (model,) = client.models.list().data
+        assert (model.id, model.to_dict()["max_model_len"]) == (bundled_model, 2048)
+        asked: dict[str, Any] = {"model": model.id, "temperature": 0}
+        answer = client.completions.create(prompt="The capital of France is", max_tokens=4, **asked)
+        assert "Paris" in answer.choices[0].text
+        with pytest.raises(BadRequestError, match="2048"):
+            client.completions.create(prompt=[7] * 2000, max_tokens=49, **asked)
