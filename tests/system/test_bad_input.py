@@ -236,6 +236,12 @@ def test_a_damaged_folder_starts_nothing(
     assert said in line
 
 
+def test_text_is_not_asked_of_a_model_without_a_tokenizer(refuse: Refuse, model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    (line,) = refuse("pegboard generate", model)
+    assert "has no tokenizer; fix: --tokenizer FOLDER" in line
+
+
 def patch(position: int, content: bytes) -> Damage:
     def damage(path: Path) -> None:
         with path.open("r+b") as file:

@@ -94,6 +94,7 @@ def _complete(
     """Every sequence of every prompt, in order; the only one is printed on the way if streamed."""
     from pegboard.llm import Engine
 
+    _refuse_without_tokenizer(config)
     completions: dict[tuple[str, int], Completion] = {}
     with Engine(config, show_progress=True) as engine:
         for prompt in prompts:
@@ -110,11 +111,18 @@ def _complete(
     return list(completions.values())
 
 
+def _refuse_without_tokenizer(config: Config) -> None:
+    """Before weights are loaded."""
+    from pegboard.compose import prepare
+
+    facts = prepare(config).composition.facts
+    if facts.tokenizer.file is None:
+        raise TokenizerError(facts.path, "has no tokenizer", fix="--tokenizer FOLDER")
+
+
 def _token_ids(engine: Engine, prompt: str, *, chat: bool) -> list[int]:
     tokenizer = engine.tokenizer
-    if tokenizer is None:
-        where = engine.prepared.composition.facts.path
-        raise TokenizerError(where, "has no tokenizer", fix="--tokenizer FOLDER")
+    assert tokenizer is not None
     if chat:
         return tokenizer.encode_chat([{"role": "user", "content": prompt}])
     return tokenizer.encode(prompt)

@@ -7,7 +7,7 @@ runner.
 
 from pegboard.compose.host import build_engine, load_tokenizer, start_engine
 from pegboard.compose.making import Maker
-from pegboard.compose.preparing import Prepared, prepare
+from pegboard.compose.preparing import Prepared, from_wire, prepare, to_wire
 from pegboard.compose.worker import build_worker, load_worker, worker_parts
 
 __all__ = [
@@ -15,9 +15,11 @@ __all__ = [
     "Prepared",
     "build_engine",
     "build_worker",
+    "from_wire",
     "load_tokenizer",
     "load_worker",
     "prepare",
     "start_engine",
+    "to_wire",
     "worker_parts",
 ]

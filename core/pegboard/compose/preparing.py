@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pegboard.checkpoint_ref import locate
 from pegboard.compose.making import options_of, parts_of
 from pegboard.config import Config
@@ -99,6 +101,30 @@ def prepare(
     if refusals or isinstance(accounted, list):
         raise _refusal(refusals)
     return Prepared(config, *accounted, objects)
+
+
+def to_wire(prepared: Prepared) -> bytes:
+    """What another process needs to run what was prepared here; API keys do not travel.
+
+    Raises:
+        ValueError: an object was given instead of a plugin, and cannot travel.
+    """
+    if prepared.objects:
+        raise ValueError("objects cannot be sent to another process")
+    config = prepared.config.model_dump(mode="json", exclude={"server": {"api_keys"}})
+    return msgspec.json.encode(_Wire(config, prepared.composition, prepared.ledger))
+
+
+def from_wire(data: bytes) -> Prepared:
+    """What `to_wire` made of it, with nothing decided anew."""
+    wire = msgspec.json.decode(data, type=_Wire)
+    return Prepared(Config.from_values(wire.config), wire.composition, wire.ledger)
+
+
+class _Wire(msgspec.Struct, frozen=True):
+    config: dict[str, Any]
+    composition: Composition
+    ledger: Ledger
 
 
 def _tokenizer_facts(config: Config, catalog: Catalog, facts: CheckpointFacts) -> TokenizerFacts:

@@ -1,6 +1,6 @@
 """The engine's process: `python -m pegboard.server.engine_process ADDRESS PARENT_PID`.
 
-It builds the engine of the config that the server sends, then loops: drain the socket, step, push.
+It runs the engine that the server prepared, then loops: drain the socket, step, push.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from pegboard.compose import Prepared, prepare, start_engine
-from pegboard.config import Config
+from pegboard.compose import Prepared, from_wire, start_engine
 from pegboard.engine.core import EngineCore
 from pegboard.errors import RequestError, UserError
 from pegboard.interfaces.observer import MetricsText
@@ -165,8 +164,7 @@ def _serve(channel: Channel) -> None:
     if isinstance(start, Stop):
         return
     assert isinstance(start, Start)
-    prepared = prepare(Config.from_values(start.config))
-    engine, prepared = _load(prepared, channel)
+    engine, prepared = _load(from_wire(start.prepared), channel)
     try:
         composition = prepared.composition
         channel.send(Ready(composition.max_model_len, composition.digest, os.getpid()))
@@ -176,7 +174,7 @@ def _serve(channel: Channel) -> None:
 
 
 def _load(prepared: Prepared, channel: Channel) -> tuple[EngineCore, Prepared]:
-    """The running engine, and what it runs; its loading is shown on a terminal, and told to the server."""
+    """The running engine, and what it runs; loading is shown on a terminal and told to the server."""
     total = len(prepared.composition.shape.parameters)
     num_loaded = itertools.count(1)
     with progress_bar() as bar:

@@ -6,8 +6,6 @@ answers `Loading`, then `Ready` or `Failed`, then `Deltas`, `Refused` and, once 
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from pegboard.errors import RequestError
@@ -15,9 +13,9 @@ from pegboard.request import Request, SequenceDelta
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """Build the engine of this config (the values of `Config`, without API keys)."""
+    """Run the engine that was prepared: what `pegboard.compose.to_wire` made of it."""
 
-    config: dict[str, Any]
+    prepared: bytes
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from pegboard.compose import Prepared, load_tokenizer, prepare
+from pegboard.compose import Prepared, load_tokenizer, prepare, to_wire
 from pegboard.config import Config
 from pegboard.errors import ConfigError, EngineDied, EngineError
 from pegboard.server.app import Service, create_app
@@ -50,7 +50,7 @@ def serve(config: Config) -> int:
         if tokenizer is not None and tokenizer.chat_template is not None:
             renderer = ChatRenderer(tokenizer.chat_template, prepared.composition.facts.path)
         model = _served_model(prepared, tokenizer, renderer)
-        return asyncio.run(_Supervisor(config, api_keys, model, renderer, listener).run())
+        return asyncio.run(_Supervisor(prepared, api_keys, model, renderer, listener).run())
 
 
 class _HttpServer(uvicorn.Server):
@@ -64,13 +64,14 @@ class _HttpServer(uvicorn.Server):
 class _Supervisor:
     def __init__(
         self,
-        config: Config,
+        prepared: Prepared,
         api_keys: tuple[str, ...],
         model: ServedModel,
         renderer: ChatRenderer | None,
         listener: socket.socket,
     ) -> None:
-        self._config = config
+        self._prepared = prepared
+        self._config = prepared.config
         self._api_keys = api_keys
         self._model = model
         self._renderer = renderer
@@ -79,7 +80,7 @@ class _Supervisor:
 
     async def run(self) -> int:
         """The server's whole life. Raises UserError when the engine cannot be built."""
-        self._engine = EngineClient(_start_message(self._config))
+        self._engine = EngineClient(Start(to_wire(self._prepared)))
         self._service = Service(self._config.server, self._api_keys, self._model, self._engine)
         self._http = _HttpServer(_uvicorn_config(self._service))
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
@@ -108,7 +109,7 @@ class _Supervisor:
         except EngineDied as error:
             logger.error("%s", error)
             return 1
-        # Memory may have changed since the plan was made here, and the context with it.
+        # Another composition runs when a kernel failed its self-test there.
         self._service.model = dataclasses.replace(
             self._model,
             max_model_len=facts.max_model_len,
@@ -199,10 +200,6 @@ def _served_model(
 
 def _fingerprint(digest: str) -> str:
     return f"fp_{digest[:12]}"
-
-
-def _start_message(config: Config) -> Start:
-    return Start(config.model_dump(mode="json", exclude={"server": {"api_keys"}}))
 
 
 def _uvicorn_config(service: Service) -> uvicorn.Config:

@@ -227,6 +227,10 @@ def _place(
                 f"has tensor {name!r} of shape {shape} in {ggml_type.name}",
                 allowed=f"rows of a multiple of {block_size} weights",
             )
+        if block_size > 1 and len(shape) == 1:
+            raise cursor.fault(
+                f"has the vector {name!r} in {ggml_type.name}", allowed="F32, F16, BF16, F64"
+            )
         if offset % alignment:
             raise cursor.fault(
                 f"has tensor {name!r} at offset {offset}", allowed=f"a multiple of {alignment}"

@@ -126,7 +126,9 @@ class _Layout:
     def __init__(self, facts: CheckpointFacts, dtype: str) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.shapes = {
-            name: fact.shape for name, fact in facts.tensors.items() if fact.format != "plain"
+            name: fact.shape
+            for name, fact in facts.tensors.items()
+            if fact.format != "plain" and len(fact.shape) == 2
         }
         self._dtype_name = _DTYPE_NAMES[dtype]
         header_bytes = len(self.header(dict.fromkeys(self.shapes, 0)))

@@ -1,0 +1,214 @@
+"""Many clients at once: those that stay get whole answers, those that leave cost nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from pegboard.testing.tiny import write_tiny_model
+
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    return write_tiny_model(
+        folder, tokenizer=True, num_hidden_layers=1, max_position_embeddings=20_000
+    )
+
+
+def body(max_tokens: int, **more: Any) -> dict[str, Any]:
+    endless = {"ignore_eos": True, "return_token_ids": True, "stream": True}
+    return {"prompt": [5, 6, 7], "max_tokens": max_tokens, **endless, **more}
+
+
+async def chunks(client: httpx.AsyncClient, url: str, **fields: Any) -> AsyncIterator[Any]:
+    """The events of a stream, as JSON; the last one is the text `[DONE]`."""
+    async with client.stream("POST", f"{url}/v1/completions", json=body(**fields)) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: "):
+                data = line.removeprefix("data: ")
+                yield data if data == "[DONE]" else json.loads(data)
+
+
+class Streams:
+    """Streams that are read to their ends, each by a task."""
+
+    def __init__(self, url: str, count: int, max_tokens: int) -> None:
+        self.num_begun = 0
+        self._client = httpx.AsyncClient(limits=LIMITS, timeout=120)
+        self.tasks = [asyncio.create_task(self._read(url, max_tokens)) for _ in range(count)]
+
+    async def all_begun(self) -> None:
+        while self.num_begun < len(self.tasks):
+            for task in self.tasks:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.02)
+
+    async def results(self) -> list[list[Any]]:
+        found = await asyncio.gather(*self.tasks)
+        await self._client.aclose()
+        return found
+
+    async def leave(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    async def _read(self, url: str, max_tokens: int) -> list[Any]:
+        events: list[Any] = []
+        async for event in chunks(self._client, url, max_tokens=max_tokens):
+            self.num_begun += not events
+            events.append(event)
+        return events
+
+
+def family(served: Any) -> list[psutil.Process]:
+    """The server's children."""
+    return psutil.Process(served.process.pid).children(recursive=True)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> float:
+    """Seconds until a condition held."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout_s
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+def gauge(url: str, name: str) -> float:
+    lines = httpx.get(f"{url}/metrics", timeout=20).text.splitlines()
+    return sum(
+        float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name
+    )
+
+
+def test_a_drain_completes_all_open_streams(serve: Any, model: Path) -> None:
+    served = serve(model)
+    children = family(served)
+
+    async def run() -> list[list[Any]]:
+        streams = Streams(served.url, 32, max_tokens=150)
+        await streams.all_begun()
+        served.process.send_signal(signal.SIGTERM)
+        return await streams.results()
+
+    for events in asyncio.run(run()):
+        assert events[-1] == "[DONE]"
+        choices = [event["choices"][0] for event in events[:-1]]
+        assert choices[-1]["finish_reason"] == "length"
+        assert sum(len(choice["token_ids"]) for choice in choices) == 150
+    assert served.process.wait(20) == 0
+    assert all_gone(children)
+    assert not list(Path(tempfile.gettempdir()).glob("pegboard-*/engine"))
+
+
+def test_a_killed_engine_is_an_error_to_all_and_leaves_nothing(serve: Any, model: Path) -> None:
+    served = serve(model)
+    children = family(served)
+
+    async def run() -> list[list[Any]]:
+        streams = Streams(served.url, 16, max_tokens=15_000)
+        await streams.all_begun()
+        os.kill(served.engine_pid, signal.SIGKILL)
+        return await streams.results()
+
+    for events in asyncio.run(run()):
+        assert events[-1] == "[DONE]"
+        assert "engine" in events[-2]["error"]["message"]
+        assert all(event["choices"][0]["finish_reason"] is None for event in events[:-2])
+    assert served.process.wait(20) == 1
+    assert all_gone(children)
+
+
+def test_a_killed_server_leaves_no_process(serve: Any, model: Path) -> None:
+    served = serve(model)
+    wait_until(lambda: len(family(served)) == 2, 20)
+    children = family(served)
+    served.process.kill()
+    served.process.wait()
+    wait_until(lambda: all_gone(children), 20)
+
+
+@pytest.fixture(scope="module")
+def long_running(serve: Any, model: Path) -> Any:
+    return serve(model, "--max-num-seqs", "64")
+
+
+def test_clients_that_leave_are_forgotten(long_running: Any) -> None:
+    url = long_running.url
+    server = psutil.Process(long_running.process.pid)
+
+    def state() -> tuple[float, ...]:
+        names = (
+            "pegboard_num_requests_running",
+            "pegboard_num_requests_waiting",
+            "pegboard_http_tasks",
+        )
+        return (*(gauge(url, name) for name in names), server.num_fds())
+
+    async def visit() -> None:
+        streams = Streams(url, 200, max_tokens=15_000)
+        # Sixty-four run, the others wait: those that leave were in every state.
+        while streams.num_begun < 64:
+            await asyncio.sleep(0.05)
+        await streams.leave()
+
+    def warm_up() -> None:
+        httpx.post(f"{url}/v1/completions", json={"prompt": [5], "max_tokens": 1}, timeout=60)
+
+    warm_up()
+    wait_until(lambda: state()[0] == 0, 20)
+    before = state()
+    for _ in range(2):
+        asyncio.run(visit())
+        took = wait_until(lambda: state() <= before and server.num_fds() <= before[-1], 10)
+        print(f"at rest again after {took:.1f} s")
+    # Pages are counted in the step after.
+    warm_up()
+    wait_until(lambda: gauge(url, "pegboard_kv_cache_usage_perc") == 0, 10)
+
+
+def test_a_client_that_does_not_read_costs_bounded_memory(long_running: Any) -> None:
+    where, server = httpx.URL(long_running.url), psutil.Process(long_running.process.pid)
+    running = "pegboard_num_requests_running"
+    before = server.memory_info().rss
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((where.host, where.port))
+    content = json.dumps(body(15_000, logprobs=20)).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    with connection:
+        connection.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+        wait_until(lambda: gauge(long_running.url, running) == 1, 20)
+        wait_until(lambda: gauge(long_running.url, running) == 0, 60)
+        assert server.memory_info().rss - before < 20e6
+        # What was sent before is there, and then the reason; nothing that looks like an end.
+        connection.settimeout(20)
+        tail = b""
+        while b"[DONE]" not in tail:
+            received = connection.recv(2**16)
+            assert received
+            tail = tail[-4096:] + received
+    assert b"reads too slowly" in tail
