@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from pegboard.config_values import nearest, shown
@@ -12,20 +13,22 @@ from pegboard.errors import CheckpointError
 
 _PACKAGE_SCHEME = "pkg://"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
-_WEIGHTS = (".gguf", ".safetensors")
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
+_WEIGHTS = ("*.safetensors",)
+# Repositories of single-file formats hold the same model many times over.
+_HUB_FILES = [*_WEIGHTS, "*.json", "*.jinja"]
 # Subfolders and `consolidated*` hold the same weights in another form.
 _HUB_FILES_LEFT_OUT = ["*/*", "consolidated*"]
 _ALLOWED = "a folder, a file, a hub id (owner/name), or pkg://package/file"
 
 
-def locate(ref: str, revision: str | None = None) -> Path:
+def locate(ref: str, revision: str | None = None, weights: Sequence[str] = _WEIGHTS) -> Path:
     """The folder or file that a reference names, as an absolute path; a hub model is downloaded.
 
     Args:
         ref: what exists on the disk is taken for a path; `pkg://package/file` is found without
             importing the package; anything else that could be one is a hub id.
         revision: branch, tag or commit of a hub model.
+        weights: names (fnmatch patterns) of files that checkpoints consist of here.
 
     Raises:
         CheckpointError: nothing is there, the hub cannot be asked, or a revision is given for
@@ -38,10 +41,8 @@ def locate(ref: str, revision: str | None = None) -> Path:
     if path is not None:
         _refuse_revision(ref, revision)
         return path.resolve()
-    is_hub_id = (
-        _HUB_ID.fullmatch(ref) and not ref.startswith(".") and Path(ref).suffix not in _WEIGHTS
-    )
-    if not is_hub_id:
+    looks_like_a_file = ref.startswith(".") or any(fnmatch(ref, name) for name in weights)
+    if looks_like_a_file or not _HUB_ID.fullmatch(ref):
         raise CheckpointError(ref, "no such folder or file", allowed=_ALLOWED)
     return _from_hub(ref, revision)
 

@@ -73,7 +73,7 @@ def test_a_package_reference_of_another_form_is_refused(ref: str) -> None:
 )
 def test_a_path_to_nothing_never_asks_the_hub(ref: str) -> None:
     with pytest.raises(CheckpointError, match="no such folder or file"):
-        locate(ref)
+        locate(ref, weights=["*.gguf", "*.safetensors"])
 
 
 def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from pegboard.builtin.torch_attention_layout import layout
+from pegboard.builtin.torch_attention_layout import SPAN, TILE_ELEMENTS, layout
 from pegboard.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -32,12 +32,6 @@ from pegboard.interfaces.model import AttentionShape
 
 Int64 = NDArray[np.int64]
 
-_SPAN = 128
-"""Most queries of a tile's span."""
-
-_TILE_ELEMENTS = 2**20
-"""Most scores, keys or values in a tile of several rows: bounds memory and stays near the cache."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
@@ -45,11 +39,13 @@ class _Tile:
 
     Attributes:
         tokens: int64 [B, Q], the queries among the step's tokens.
+        is_whole: whether they are all of the step's tokens, in order.
         slots: int64 [B, L], page * block_size + offset.
         visible: bool [B, Q, L]; None: every query sees all slots.
     """
 
     tokens: torch.Tensor
+    is_whole: bool
     slots: torch.Tensor
     visible: torch.Tensor | None
 
@@ -77,12 +73,15 @@ class TorchAttention(AttentionBackend):
         for group in self._groups:
             layout(group)  # refuses an encoding that this backend does not have
         self._kv: Sequence[Mapping[str, torch.Tensor]] = ()
+        self._flat: list[dict[str, torch.Tensor]] = []
         self._positions = torch.empty(0, dtype=torch.int64)
         self._write_slots: list[torch.Tensor] = []
         self._tiles: list[list[_Tile]] = []
 
     def bind(self, kv: Sequence[Mapping[str, torch.Tensor]]) -> None:
         self._kv = kv
+        # by slot: [num_blocks * block_size, num_kv_heads, head_dim]
+        self._flat = [{name: pages.flatten(0, 1) for name, pages in layer.items()} for layer in kv]
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._positions = batch.positions
@@ -112,25 +111,19 @@ class TorchAttention(AttentionBackend):
             both = torch.cat((q, k), dim=1)
             rotated = self._rotary.rotate(both, self._positions, rotary.cos, rotary.sin)
             q, k = rotated.split((q.shape[1], k.shape[1]), dim=1)
-        keys, values = (self._flat(layer, name) for name in ("k", "v"))
+        keys, values = self._flat[layer]["k"], self._flat[layer]["v"]
         keys.index_copy_(0, self._write_slots[g], k.to(keys.dtype))
         values.index_copy_(0, self._write_slots[g], v.to(values.dtype))
+        shape, tiles = self._layers[layer], self._tiles[g]
+        if len(tiles) == 1 and tiles[0].is_whole and lse is None:
+            batched = q.reshape(*tiles[0].tokens.shape, *q.shape[1:])
+            return _attend_tile(batched, keys, values, tiles[0], shape)[0].flatten(0, 1)
         out = torch.empty_like(q)
-        shape = self._layers[layer]
-        for tile in self._tiles[g]:
-            operands = (
-                _wide(q[tile.tokens]),
-                _wide(_gather(keys, tile.slots)),
-                _wide(_gather(values, tile.slots)),
-                tile.visible,
-                shape,
+        for tile in tiles:
+            out[tile.tokens], log_sum = _attend_tile(
+                q[tile.tokens], keys, values, tile, shape, with_lse=lse is not None
             )
-            if lse is None and shape.soft_cap is None:
-                out[tile.tokens] = _attend_fused(*operands).to(out.dtype)
-                continue
-            attended, log_sum = _attend(*operands)
-            out[tile.tokens] = attended.to(out.dtype)
-            if lse is not None:
+            if lse is not None and log_sum is not None:
                 lse[tile.tokens] = log_sum.to(lse.dtype)
         return out
 
@@ -143,13 +136,8 @@ class TorchAttention(AttentionBackend):
 
     def move_slots(self, group: int, source: torch.Tensor, target: torch.Tensor) -> None:
         for layer in self._groups[group].layers:
-            for name in self._kv[layer]:
-                flat = self._flat(layer, name)
+            for flat in self._flat[layer].values():
                 flat[target] = flat[source]
-
-    def _flat(self, layer: int, name: str) -> torch.Tensor:
-        """A view of a layer's pages by slot: [num_blocks * block_size, num_kv_heads, head_dim]."""
-        return self._kv[layer][name].flatten(0, 1)
 
     def _tile(self, step: _Step, piece: _Piece, table: Int64, group: KVGroup) -> _Tile:
         rows = piece.rows[:, None]
@@ -167,8 +155,13 @@ class TorchAttention(AttentionBackend):
         def to_device(values: NDArray[np.generic]) -> torch.Tensor:
             return torch.from_numpy(values).to(self._device)
 
-        mask = None if visible.all() else to_device(visible)
-        return _Tile(to_device(tokens), to_device(slots), mask)
+        every = np.arange(len(step.owner))
+        return _Tile(
+            tokens=to_device(tokens),
+            is_whole=np.array_equal(tokens.ravel(), every),
+            slots=to_device(slots),
+            visible=None if visible.all() else to_device(visible),
+        )
 
 
 class _Step:
@@ -214,17 +207,17 @@ def _pieces(step: _Step, shape: AttentionShape, group: KVGroup) -> Iterator[_Pie
     context = step.num_computed + step.lengths
     for length in np.unique(step.lengths).tolist():
         rows = np.flatnonzero(step.lengths == length)
-        if length > _SPAN:
+        if length > SPAN:
             for row in rows:
-                for first in range(0, length, _SPAN):
-                    yield _Piece(np.array([row]), first, min(_SPAN, length - first))
+                for first in range(0, length, SPAN):
+                    yield _Piece(np.array([row]), first, min(SPAN, length - first))
             continue
         # Rows of like context side by side, so that little is padding.
-        rows = rows[np.argsort(context[rows], kind="stable")[::-1]]
+        rows = rows[np.argsort(-context[rows], kind="stable")]
         width = max(shape.num_heads * length, group.num_kv_heads * group.head_dim)
         while len(rows):
             seen = int(min(context[rows[0]], (group.window or 2**62) + length))
-            count = max(1, _TILE_ELEMENTS // (seen * width))
+            count = max(1, TILE_ELEMENTS // (seen * width))
             yield _Piece(rows[:count], 0, length)
             rows = rows[count:]
 
@@ -244,6 +237,26 @@ def _gather(pages: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 def _wide(x: torch.Tensor) -> torch.Tensor:
     """In the dtype of the arithmetic."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def _attend_tile(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tile: _Tile,
+    shape: AttentionShape,
+    *,
+    with_lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A tile's output, in q's dtype, and its LSE.
+
+    q: [B, Q, num_heads, head_dim]; keys, values: by slot.
+    """
+    k, v = _wide(_gather(keys, tile.slots)), _wide(_gather(values, tile.slots))
+    if with_lse or shape.soft_cap is not None:
+        out, lse = _attend(_wide(q), k, v, tile.visible, shape)
+        return out.to(q.dtype), lse
+    return _attend_fused(_wide(q), k, v, tile.visible, shape).to(q.dtype), None
 
 
 def _attend_fused(

@@ -97,8 +97,13 @@ class TorchPanelLinear(TorchLinear):
 
     def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         panels = cast(_Panels, weight)
-        y = torch.bmm(x.expand(len(panels.values), *x.shape), panels.values)
-        return y.transpose(0, 1).reshape(len(x), -1)[:, : panels.out_features]
+        num_panels, in_features, width = panels.values.shape
+        num_rows = x.shape[0]
+        y = torch.bmm(x.expand(num_panels, num_rows, in_features), panels.values)
+        if num_rows > 1:
+            y = y.transpose(0, 1)
+        y = y.reshape(num_rows, num_panels * width)
+        return y if panels.out_features == y.shape[1] else y[:, : panels.out_features]
 
     def gather_rows(self, weight: PackedWeight, row_ids: torch.Tensor) -> torch.Tensor:
         values = cast(_Panels, weight).values
@@ -144,18 +149,30 @@ class TorchRotary(RotaryKernel):
     def __init__(self, context: KernelContext) -> None:
         self._dtype: torch.dtype = getattr(torch, context.activation_dtype)
         self._device = torch.device(context.device)
+        self._key: tuple[torch.Tensor, ...] = ()
+        self._gathered: tuple[torch.Tensor, torch.Tensor] = (torch.empty(0), torch.empty(0))
 
     def rotate(
         self, x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
         half = cos.shape[-1]
-        c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
+        c, s = self._angles(positions, cos, sin)
         rotated = x.to(cos.dtype, copy=True)
         a, b = rotated[..., :half], rotated[..., half : 2 * half]
         a_sin = a * s
         a.mul_(c).addcmul_(b, s, value=-1)
         b.mul_(c).add_(a_sin)
         return rotated.to(x.dtype)
+
+    def _angles(
+        self, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of the positions, [num_tokens, 1, n], kept for the step's other layers."""
+        key = (positions, cos, sin)
+        if len(self._key) != 3 or any(a is not b for a, b in zip(key, self._key, strict=True)):
+            self._key = key
+            self._gathered = (cos[positions].unsqueeze(1), sin[positions].unsqueeze(1))
+        return self._gathered
 
     def self_test(self) -> None:
         x = torch.tensor([[[1, 2, 3, 4, 9]]], dtype=self._dtype, device=self._device)

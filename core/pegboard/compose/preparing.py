@@ -76,7 +76,8 @@ def prepare(
     """
     catalog = discover(config.plugins.load, config.plugins.disable, config.plugins.replace)
     objects_parts, _ = parts_of(objects)
-    path = locate(config.model, config.revision)
+    weights = [name for o in catalog.offers("checkpoint_source") for name in o.entry.files]
+    path = locate(config.model, config.revision, weights)
     facts, source = inspect_checkpoint(catalog, path)
     shape, model = inspect_model(catalog, facts)
     name = config.server.served_model_name

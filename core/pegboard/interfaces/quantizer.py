@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,8 @@ class StoredParameter:
         shape: as stored.
         dtype: as stored; None: any floating type.
         shard_axis: `out` and `in` axes of the layer map to these axes; None: not split there.
-        packing: weights of the `in` axis in one stored element; 1: not packed.
+        packing: weights in one stored element; 1: not packed.
+        packed_axis: the layer's axis that is packed, `in` or `out`; void when not packed.
     """
 
     name: str
@@ -68,6 +69,7 @@ class StoredParameter:
     dtype: str | None = None
     shard_axis: Mapping[str, int | None] | None = None
     packing: int = 1
+    packed_axis: Literal["in", "out"] = "in"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,13 @@ class LinearWeight:
         format: what kernels register for: `float`, `int8`, `int4`, ...
         shape: [out_features, in_features].
         values: [out, in] float, for format `float`; else None.
-        codes: [out, in] uint8 or int8, one weight an element; None for `float`.
+        codes: [out, in] uint8, int8 or float8, one weight an element; None for `float`.
         scales: [out, groups] float32; None for `float`.
         zeros: [out, groups] float32 (in codes; minima of block formats too, as -min/scale); None: 0.
         group_map: int32 [in]; None: consecutive groups of equal size.
+        activations: how inputs are quantized before the product: not at all (`float`), by
+            `input_scale` (`static`), or by a scale of each token (`dynamic`).
+        input_scale: float32 [1] or [in], for `static`.
     """
 
     format: str
@@ -94,6 +99,8 @@ class LinearWeight:
     scales: torch.Tensor | None = None
     zeros: torch.Tensor | None = None
     group_map: torch.Tensor | None = None
+    activations: Literal["float", "static", "dynamic"] = "float"
+    input_scale: torch.Tensor | None = None
 
 
 class Scheme(ABC):
@@ -135,3 +142,24 @@ class Quantizer(ABC):
         Raises:
             CheckpointError: the weight's stored form is one that this quantizer does not read.
         """
+
+
+class Calibrator(ABC):
+    """How a quantization method makes its own checkpoints, for `pegboard quantize`.
+
+    One layer at a time: `observe` all inputs of a layer's weights, then `quantize` them, so that
+    memory is bounded by a layer.
+    """
+
+    @abstractmethod
+    def observe(self, weight: WeightSpec, inputs: torch.Tensor) -> None:
+        """Takes inputs of a weight, [num_tokens, in_features]; called several times a weight."""
+
+    @abstractmethod
+    def quantize(self, weight: WeightSpec, values: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """The stored parameters of a weight, by `StoredParameter.name`, from its float values
+        [out_features, in_features] and what was observed, which is forgotten."""
+
+    @abstractmethod
+    def export(self) -> Mapping[str, Any]:
+        """The method's `quantization_config`, as the checkpoint's config carries it."""

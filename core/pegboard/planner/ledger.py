@@ -12,6 +12,7 @@ from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.device import DeviceFacts
 from pegboard.interfaces.kv import KVGroup, TensorSpec
 from pegboard.interfaces.quantizer import WeightSpec
+from pegboard.interfaces.workload import Workload
 from pegboard.planner.tensors import QUANTIZABLE, weight_of
 from pegboard.plugins.choice import INACTIVE
 from pegboard.plugins.composition import Composition, Decision, Refusal
@@ -83,7 +84,7 @@ def account(
         it does not fit.
     """
     device = next(device for device in devices if device.kind == composition.device)
-    entries = [*_weights(composition), _activations(composition)]
+    entries = [*_weights(composition), _activations(composition), *_estimates(composition)]
     fixed = sum(entry.num_bytes for entry in entries)
     layouts = _layouts(composition)
     block_bytes = tuple(
@@ -154,6 +155,37 @@ def _activations(composition: Composition) -> LedgerEntry:
     tables = composition.max_num_seqs * composition.max_model_len * ITEM_BYTES["int32"]
     plugin = composition.parts["model"].origin.plugin
     return LedgerEntry("activations", hidden + logits + 2 * tables, plugin)
+
+
+def _estimates(composition: Composition) -> list[LedgerEntry]:
+    """What parts say that they hold beside weights and KV."""
+    workload = Workload(
+        shape=composition.shape,
+        dtype=composition.dtype,
+        device=composition.device,
+        max_num_seqs=composition.max_num_seqs,
+        max_num_batched_tokens=composition.max_num_batched_tokens,
+        max_model_len=composition.max_model_len,
+        num_speculative_tokens=composition.num_speculative_tokens,
+    )
+    parts = {
+        (part.entry.interface, part.name): part
+        for part in (
+            *composition.parts.values(),
+            *(choice.part for choice in composition.kernels),
+            *composition.logits_processors,
+            *composition.observers,
+        )
+    }
+    return [
+        LedgerEntry(
+            f"{interface}: {name}",
+            int(resolve_dotted(part.entry.estimate, part.origin)(workload)),
+            part.origin.plugin,
+        )
+        for (interface, name), part in parts.items()
+        if part.entry.estimate is not None
+    ]
 
 
 def _layouts(composition: Composition) -> tuple[tuple[TensorSpec, ...], ...]:

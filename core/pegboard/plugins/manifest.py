@@ -89,6 +89,7 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         promises: `row_invariant`, or features that others may require (`sharing`, `query_mask`,
             `window`, `soft_cap`, `lse`).
         priority: for `auto`, the highest that fits wins; negative: never by `auto`.
+        estimate: torch-free function of a `Workload`: bytes beside weights and KV.
         files, describe: of a checkpoint source; `describe` of a model too.
         architectures: of a model.
         methods, formats, parameters, resident_bytes: of a quantizer.
@@ -105,6 +106,7 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     requires: Requires = Requires()
     promises: tuple[str, ...] = ()
     priority: int = 0
+    estimate: Dotted | None = None
     files: tuple[str, ...] = ()
     describe: Dotted | None = None
     architectures: tuple[str, ...] = ()

@@ -67,7 +67,8 @@ tokenizer.ggml.eot_token_id tokenizer.ggml.model tokenizer.ggml.tokens tokenizer
 """
 
 read_only_fixtures = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 kinds = st.sampled_from(sorted(VOCABULARIES))
 

@@ -1,0 +1,34 @@
+"""What an engine will have to do at most, for functions that estimate memory without torch.
+
+A manifest entry may name `estimate(workload) -> int`: bytes that the part will hold beside weights and
+KV. Each estimate is a line of the memory ledger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pegboard.interfaces.model import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The largest step and the longest sequence.
+
+    Attributes:
+        shape: the model.
+        dtype: activation dtype.
+        device: `cpu` or `cuda`.
+        max_num_seqs: rows.
+        max_num_batched_tokens: tokens a step.
+        max_model_len: tokens a row.
+        num_speculative_tokens: most draft nodes a row; 0: no speculation.
+    """
+
+    shape: ModelShape
+    dtype: str
+    device: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_speculative_tokens: int
