@@ -30,10 +30,11 @@ test-all: setup
 	.venv/bin/pytest --timeout 3600
 
 soak: setup
-	HYPOTHESIS_PROFILE=soak .venv/bin/pytest --timeout 0 core/tests/builtin core/tests/engine tests/system/test_invariance.py
+	HYPOTHESIS_PROFILE=soak .venv/bin/pytest --timeout 0 core/tests/builtin core/tests/engine core/tests/test_damaged_checkpoints.py \
+		quant_plugins/gguf/tests/test_damaged_files.py tests/system/test_invariance.py
 
 bench: setup
-	.venv/bin/python examples/bench/decode.py
+	.venv/bin/python examples/bench/bench_engine.py
 
 wheels: setup
 	for folder in core $(PLUGINS); do .venv/bin/python -m build --outdir dist $$folder || exit 1; done

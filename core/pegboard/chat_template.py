@@ -64,8 +64,7 @@ class ChatTemplate:
         except Exception as error:  # templates index, add and call what clients send
             raise RequestError(
                 "messages", f"the model's chat template refuses them ({error})"
-            ) from (error)
-
+            ) from error
 
     @cached_property
     def _template(self) -> jinja2.Template:

@@ -18,6 +18,7 @@ from pegboard.config_values import (
     AutoCount,
     AutoThreads,
     Count,
+    Host,
     Kernels,
     Memory,
     Names,
@@ -156,7 +157,7 @@ class LimitsConfig(Section):
 class ServerConfig(Section):
     """The HTTP server. Port 0 takes a free one; `api_keys` None lets everybody in."""
 
-    host: Text = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: Port = 8000
     api_keys: ApiKeys = None
     served_model_name: Text = "auto"

@@ -95,6 +95,17 @@ def _place(value: Any) -> str:
     return _text(os.fspath(value) if isinstance(value, os.PathLike) else value)
 
 
+def _host(value: Any) -> str:
+    host = _text(value)
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise refused(shown(host), "a host's name or address") from None
+    if not host.isprintable():
+        raise refused(shown(host), "a host's name or address")
+    return host
+
+
 def _optional_text(value: Any) -> str | None:
     return None if value in (None, "none") else _text(value)
 
@@ -181,6 +192,8 @@ Texts = Annotated[list[str], PlainValidator(_texts)]
 Count = Annotated[int, whole(1)]
 AutoCount = Annotated[int | Auto, whole(1, word="auto")]
 AutoThreads = Annotated[int | Auto, whole(1, MAX_THREADS, word="auto")]
+Host = Annotated[str, PlainValidator(_host)]
+"""A name or an address."""
 Port = Annotated[int, whole(0, 65535)]
 Seed = Annotated[int | None, PlainValidator(_seed)]
 Size = Annotated[int, PlainValidator(_size)]

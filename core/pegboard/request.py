@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -11,6 +12,10 @@ from pegboard.errors import RequestError
 
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
+MIN_SCALE = 1e-6
+"""Least number that a logit is divided by: quotients stay within float32."""
+MAX_BIAS = 1e20
+"""Most that is added to a logit: it can be divided by MIN_SCALE twice and stay within float32."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -22,7 +27,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Attributes:
         max_tokens: most tokens to generate; None means up to the model's context.
-        temperature: 0 is greedy; otherwise logits are divided by it.
+        temperature: 0 is greedy; otherwise, from MIN_SCALE on, logits are divided by it.
         top_k: keep the k most likely tokens; 0 keeps all. Ties go to the lower id.
         top_p: keep the smallest set of most likely tokens whose probability reaches it, in (0, 1].
         min_p: keep tokens at least this fraction as likely as the most likely one, in [0, 1].
@@ -62,20 +67,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     processors: dict[str, dict[str, Any]] = {}
 
     def check(self) -> None:
-        """Raises RequestError naming the first field that is out of range.
+        """Raises RequestError naming the first field that is of a wrong type or out of range.
 
         Limits that the operator sets (most sequences, stop texts) are the server's to check.
         """
+        _check_types(self, self.__struct_fields__)
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is None:
                 continue
-            if not (math.isfinite(value) and low <= value <= high):
+            if not low <= value <= high:
                 raise RequestError(name, f"{value}", allowed=f"{low:g} to {high:g}")
         if not 0.0 < self.top_p <= 1.0:
             raise RequestError("top_p", f"{self.top_p}", allowed="over 0, at most 1")
-        if self.repetition_penalty <= 0.0:
-            raise RequestError("repetition_penalty", f"{self.repetition_penalty}", allowed="over 0")
+        if 0.0 < self.temperature < MIN_SCALE:
+            raise RequestError(
+                "temperature",
+                f"{self.temperature}",
+                allowed=f"0 (the most likely token), or {MIN_SCALE:g} to 100",
+            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 "min_tokens", f"{self.min_tokens}", allowed=f"at most max_tokens, {self.max_tokens}"
@@ -83,9 +93,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if any(not text for text in self.stop):
             raise RequestError("stop", "an empty text", allowed="texts of one character or more")
         for token_id, bias in self.logit_bias.items():
-            if token_id < 0 or not math.isfinite(bias):
+            if token_id < 0 or not abs(bias) <= MAX_BIAS:
                 raise RequestError(
-                    "logit_bias", f"{token_id}: {bias}", allowed="a token id to a finite number"
+                    "logit_bias",
+                    f"{token_id}: {bias}",
+                    allowed=f"a token id to a number of -{MAX_BIAS:g} to {MAX_BIAS:g}",
                 )
 
 
@@ -94,7 +106,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0.0, 100.0),
     ("top_k", 0, 2**31 - 1),
     ("min_p", 0.0, 1.0),
-    ("repetition_penalty", 0.0, 100.0),
+    ("repetition_penalty", MIN_SCALE, 100.0),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
     ("seed", 0, MAX_SEED),
@@ -123,6 +135,34 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     tenant: str = ""
     arrival: float = 0.0
+
+    def check(self) -> None:
+        """Raises RequestError naming the first field that is of a wrong type or out of range; the
+        prompt's ids are the engine's to check."""
+        _check_types(self, ("request_id", "priority", "tenant", "arrival"))
+        if not isinstance(self.params, SamplingParams):
+            raise RequestError(
+                "params", f"a {type(self.params).__name__}", allowed="SamplingParams"
+            )
+        if not math.isfinite(self.arrival):
+            raise RequestError("arrival", f"{self.arrival}", allowed="seconds of a monotonic clock")
+        self.params.check()
+
+
+def _check_types(values: SamplingParams | Request, names: Iterable[str]) -> None:
+    """Raises RequestError naming the first field whose value is not of its type."""
+    kinds = _KINDS[type(values)]
+    for name in names:
+        try:
+            msgspec.convert(getattr(values, name), kinds[name], strict=True)
+        except (msgspec.ValidationError, TypeError, OverflowError) as problem:
+            raise RequestError(name, str(problem)) from None
+
+
+_KINDS: dict[type, dict[str, Any]] = {
+    kind: {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for kind in (SamplingParams, Request)
+}
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -21,13 +21,23 @@ Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 
 
+Numbers = TypeVar("Numbers", bound=np.generic)
+
+
+def read_only(array: NDArray[Numbers]) -> NDArray[Numbers]:
+    """A view of an array for those who may look and not touch: writing to it raises."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 class RowAdmission(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence takes a row; the row's former content is void.
 
     Attributes:
         row: the row.
         token_ids: int32 [num_tokens], all known tokens: the prompt, and after a preemption the
-            output so far.
+            output so far. Read-only.
         num_prompt_tokens: how many of them are the prompt.
         seed: key of the sampling noise, unsigned 64 bit.
         index: n, the sequence's number within its request; part of the noise counter.
@@ -178,7 +188,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: of the committed tokens, for rows that asked.
         prompt_logprobs: of the prompt tokens that this step's chunk predicts (position p + 1 from
             the logits at p), for rows that asked.
-        failed: row to a line, for rows whose logits processor failed: their request ends.
+        failed: row to a line, for rows whose logits processor failed, or whose logits allow no
+            token: their request ends.
         forward_s, sampling_s, drafting_s: seconds spent.
     """
 

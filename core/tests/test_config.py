@@ -159,6 +159,8 @@ def test_a_key_like_no_other_suggests_nothing() -> None:
         ({"seed": 2**64}, f"seed: {2**64}; allowed"),
         ({"revision": 12345}, "revision: 12345; allowed: a text; fix: in quotes: \"12345\""),
         ({"scheduler": {"max_num_seqs": 1.5}}, "scheduler.max_num_seqs: 1.5; allowed"),
+        ({"server": {"host": "a..b"}}, "server.host: 'a..b'; allowed: a host's name or address"),
+        ({"server": {"host": "a\0"}}, "server.host: 'a\\x00'; allowed: a host's name or address"),
         ({"server": {"port": 70000}}, "server.port: 70000; allowed: a whole number, 0 to 65535"),
         ({"server": {"limits": {"body": "8 MeB"}}}, "server.limits.body: '8 MeB'; allowed: a size"),
         ({"kv_cache": [1]}, "kv_cache: [1]; allowed: a mapping of allocator"),

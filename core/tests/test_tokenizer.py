@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import tokenizers
 
 from pegboard.errors import RequestError, TokenizerError
 from pegboard.interfaces.checkpoint import TokenizerFacts
-from pegboard.testing.tiny import write_tiny_tokenizer
+from pegboard.testing.tiny import TokenizerKind, write_tiny_tokenizer
 from pegboard.tokenizer import Tokenizer, load_tokenizer
 
 SPECIAL = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
@@ -90,6 +90,22 @@ def test_no_token_is_longer_than_it_says(file: Path) -> None:
         len(tokenizer.decode([token_id]).encode()) for token_id in range(tokenizer.vocab_size)
     )
     assert 3 <= longest <= tokenizer.max_token_bytes <= 100
+
+
+@pytest.mark.parametrize("kind", get_args(TokenizerKind))
+def test_the_bytes_of_tokens_joined_are_the_text(tmp_path: Path, kind: TokenizerKind) -> None:
+    write_tiny_tokenizer(tmp_path, kind=kind)
+    tokenizer = _load(tmp_path / "tokenizer.json")
+    for text in ("the dog 日本😀", "the 👩‍👩‍👧", "dog"):
+        ids = tokenizer.encode(text)
+        joined = b"".join(map(tokenizer.token_bytes, ids)).decode()
+        # SentencePiece's kinds put a space before a text, which decoding takes away again.
+        assert joined == text if kind == "byte_level" else joined == " " + text
+        assert tokenizer.decode(ids) == text
+    (end,) = tokenizer.encode("<|im_end|>", special=False)
+    assert tokenizer.token_bytes(end) == b"<|im_end|>"
+    assert tokenizer.decode([end]) == "" and tokenizer.decode([end], special=True) == "<|im_end|>"
+    assert tokenizer.token_bytes(2**31 - 1) == b"" and tokenizer.token(2**31 - 1) == ""
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"model": {"type": "Odd"}}', "\0"])

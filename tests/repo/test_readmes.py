@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ import time
 import tomllib
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -76,15 +78,29 @@ def test_shell_examples_run() -> None:
     assert "Paris" in outputs[0]
 
 
+def test_the_command_line_of_a_tutorial_goes_together() -> None:
+    _, command = commands(ROOT / "README.md", "serve")
+    checked = json.loads(run(["pegboard", "check", *shlex.split(command)[1:], "--json"]))
+    assert checked["max_model_len"]["value"] == 2048
+    assert checked["memory"]["num_full_sequences"] == 16
+
+
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     """The server of the README's command, on a free port."""
+    command, _ = commands(ROOT / "README.md", "serve")
+    with serving(command, ROOT) as port:
+        yield port
+
+
+@contextmanager
+def serving(command: str, folder: Path) -> Iterator[int]:
+    """Runs a command that serves, on a free port, while the body does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    (command,) = commands(ROOT / "README.md", "serve")
     argv = [*shlex.split(command), "--port", str(port)]
-    process = subprocess.Popen(argv, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(argv, cwd=folder, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 120
         while not _healthy(port):
@@ -119,14 +135,55 @@ def test_the_openai_example_is_answered(port: int) -> None:
     assert run([sys.executable, "-c", source.replace(":8000", f":{port}")]).strip()
 
 
-def test_the_plugin_of_contributing_works(tmp_path: Path) -> None:
-    path = ROOT / "CONTRIBUTING.md"
-    for source in blocks(path, "python"):
+@pytest.fixture(scope="module")
+def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files of CONTRIBUTING's tutorial; the first line of each is its name."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    for source in blocks(ROOT / "CONTRIBUTING.md", "python"):
         name = source.splitlines()[0].removeprefix("# ")
-        (tmp_path / name).write_text(source)
-    for program in ("pytest", "pegboard"):
-        (command,) = commands(path, program)
-        assert run(shlex.split(command), tmp_path).strip()
+        (folder / name).write_text(source)
+    return folder
+
+
+def test_the_first_plugin_of_the_tutorial_is_served(tutorial: Path) -> None:
+    lines = (tutorial / "newest_first.py").read_text().splitlines()[1:]
+    assert len([line for line in lines if line]) <= 13, "a dozen lines, and the end of the manifest"
+    (command,) = commands(ROOT / "CONTRIBUTING.md", "serve")
+    with serving(command, tutorial) as port:
+        asked = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/completions",
+            json.dumps({"model": command.split()[1], **asked}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert "Paris" in json.load(answer)["choices"][0]["text"]
+
+
+def test_the_suite_finds_what_the_first_plugin_lacks(tutorial: Path) -> None:
+    argv = [sys.executable, "-m", "pytest", "-q", "test_newest_first.py"]
+    done = subprocess.run(
+        argv, cwd=tutorial, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "test_a_full_pool_does_not_stop_the_work" in done.stdout
+
+
+def test_the_second_plugin_of_the_tutorial_works(tutorial: Path) -> None:
+    for program in ("pytest", "pegboard generate"):
+        (command,) = commands(ROOT / "CONTRIBUTING.md", program)
+        assert run(shlex.split(command), tutorial).strip()
+
+
+def test_the_distribution_of_the_tutorial_has_the_files_that_it_names() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.split("| file | holds |")[1].split("\n\n")[0]
+    folder = ROOT / "examples" / "my_plugin"
+    named = re.findall(r"^\| `([\w./]+)` \|", table, re.MULTILINE)
+    assert len(named) == 7
+    assert [name for name in named if not (folder / name).is_file()] == []
+    (entry_point,) = blocks(ROOT / "CONTRIBUTING.md", "toml")
+    assert entry_point in (folder / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize("path", [*READMES, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
@@ -134,7 +191,8 @@ def test_files_that_are_named_exist(path: Path) -> None:
     text = path.read_text()
     named = re.findall(r"\]\(([\w./]+)\)", text)
     named += re.findall(r"`((?:core|examples|tests|\.ci)/[\w./]+)`", text)
-    places = [name for name in named if not (path.parent / name).exists()]
+    folders = (path.parent, ROOT / "examples" / "my_plugin")
+    places = [name for name in named if not any((one / name).exists() for one in folders)]
     modules = re.findall(
         r"`((?:server|engine|runner|models|plugins|planner|compose|builtin)/\w+\.py)", text
     )

@@ -104,14 +104,29 @@ def test_the_engine_dies_with_its_server(serve: Any, model: Path) -> None:
     wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_keys_are_asked_for_where_they_are_set(serve: Any, model: Path) -> None:
-    served = serve(model, "--set", "server.api_keys=[first, second]")
-    assert "second" not in " ".join(psutil.Process(served.engine_pid).cmdline())
-    for path in ("/v1/models", "/metrics", "/nothing", "/openapi.json"):
+def test_keys_of_the_environment_count_and_go_no_further(
+    serve: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PEGBOARD_API_KEY", "one,schlüssel")
+    served = serve(model)
+    url = served.url + "/v1/models"
+    assert httpx.get(url).status_code == 401
+    assert httpx.get(url, headers={"authorization": "Bearer one"}).status_code == 200
+    other = "Bearer schlüssel".encode()
+    assert httpx.get(url, headers=[(b"authorization", other)]).status_code == 200
+    assert "PEGBOARD_API_KEY" not in psutil.Process(served.engine_pid).environ()
+
+
+def test_keys_are_asked_for_where_they_are_set(serve: Any, model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nsecond\n")
+    served = serve(model, "--api-key", "first", "--api-key", f"file:{file}")
+    assert "second" not in " ".join(psutil.Process(served.process.pid).cmdline())
+    for path in ("/v1/models", "/metrics", "/nothing", "/openapi.json", "/tokenize", "//health"):
         answer = httpx.get(served.url + path)
         assert answer.status_code == 401
         assert answer.json()["error"]["code"] == "invalid_api_key"
-    for path in ("/health", "/ready"):
+    for path in ("/health", "/ready", "/live"):
         assert httpx.get(served.url + path).status_code == 200
     for key in ("first", "second"):
         with served.client(key) as client:

@@ -117,7 +117,7 @@ def test_offsets_say_where_each_token_begins_in_the_text(http: httpx.Client) -> 
         if token and "\ufffd" not in token and not token.startswith("<|"):
             whole += 1
             assert choice["text"][begin:end] == token
-    assert whole > 20
+    assert whole > 8
 
 
 def test_a_streamed_echo_is_the_plain_one(http: httpx.Client) -> None:

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from pegboard.interfaces.observer import (
     ErrorHappened,
     Event,
+    LoadChanged,
     Observer,
     ObserverContext,
     RequestArrived,
     SequenceFinished,
     StepDone,
+    kv_usage,
 )
 
 SUMMARY_PERIOD_S = 10.0
 
 logger = logging.getLogger("pegboard.engine")
+
+
+@dataclass(slots=True)
+class _Period:
+    """What is summed up over a time under load; `start` is seconds of a monotonic clock."""
+
+    start: float
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_looked_up: int = 0
+    num_hits: int = 0
+
+    def add(self, step: StepDone) -> None:
+        self.num_prompt_tokens += step.num_prefill_tokens
+        self.num_output_tokens += step.num_output_tokens
+        self.num_looked_up += step.num_prefix_queries
+        self.num_hits += step.num_prefix_hits
 
 
 class LogObserver(Observer):
@@ -26,9 +46,8 @@ class LogObserver(Observer):
     """
 
     def __init__(self, context: ObserverContext) -> None:
-        self._period_start: float | None = None
-        self._num_prompt_tokens = 0
-        self._num_output_tokens = 0
+        self._caches_prefixes = context.caches_prefixes
+        self._period: _Period | None = None
         for entry, num_bytes in context.ledger.items():
             logger.info("memory entry=%r bytes=%d", entry, num_bytes)
 
@@ -36,6 +55,9 @@ class LogObserver(Observer):
         match event:
             case StepDone():
                 self._count(event)
+            case LoadChanged():
+                if not (event.num_running or event.num_waiting):
+                    self._period = None
             case RequestArrived():
                 logger.debug(
                     "arrived id=%s prompt_tokens=%d sequences=%d",
@@ -54,31 +76,31 @@ class LogObserver(Observer):
         pass
 
     def _count(self, step: StepDone) -> None:
-        if self._period_start is None:
-            self._period_start = step.time - step.duration_s
-        self._num_prompt_tokens += step.num_prefill_tokens
-        self._num_output_tokens += step.num_output_tokens
-        elapsed = step.time - self._period_start
-        idle = not (step.num_running or step.num_waiting)
-        if elapsed >= SUMMARY_PERIOD_S:
-            self._summarize(step, elapsed)
-        if idle or elapsed >= SUMMARY_PERIOD_S:
-            # Idle time belongs to no period: rates are of the time under load.
-            self._period_start = None if idle else step.time
-            self._num_prompt_tokens = self._num_output_tokens = 0
+        period = self._period
+        if period is None:
+            period = self._period = _Period(step.time - step.duration_s)
+        period.add(step)
+        # Idle time belongs to no period: rates are of the time under load.
+        if step.time - period.start >= SUMMARY_PERIOD_S:
+            self._summarize(step, period)
+            self._period = _Period(step.time)
+        if not (step.num_running or step.num_waiting):
+            self._period = None
 
-    def _summarize(self, step: StepDone, elapsed: float) -> None:
-        used = max(
-            ((kv.total - kv.free - kv.cached) / kv.total for kv in step.kv if kv.total), default=0.0
-        )
+    def _summarize(self, step: StepDone, period: _Period) -> None:
+        elapsed = step.time - period.start
+        hit_rate = "-"
+        if self._caches_prefixes and period.num_looked_up:
+            hit_rate = f"{100 * period.num_hits / period.num_looked_up:.1f}%"
         logger.info(
             "summary prompt_tokens_per_s=%.1f output_tokens_per_s=%.1f running=%d waiting=%d"
-            " kv_used=%.1f%%",
-            self._num_prompt_tokens / elapsed,
-            self._num_output_tokens / elapsed,
+            " kv_used=%.1f%% hit_rate=%s",
+            period.num_prompt_tokens / elapsed,
+            period.num_output_tokens / elapsed,
             step.num_running,
             step.num_waiting,
-            100 * used,
+            100 * kv_usage(step.kv),
+            hit_rate,
         )
 
 

@@ -53,6 +53,8 @@ def describe(path: Path) -> CheckpointFacts:
     Raises:
         CheckpointError: a file that is missing or damaged, named.
     """
+    if not path.exists():
+        raise CheckpointError(str(path), "no such folder or file")
     folder = path if path.is_dir() else path.parent
     config = read_json(folder / "config.json", fix="a checkpoint's folder holds its config.json")
     generation = read_optional_json(folder / "generation_config.json")

@@ -110,7 +110,7 @@ class TorchAttention(AttentionBackend):
         if rotary is not None:
             both = torch.cat((q, k), dim=1)
             rotated = self._rotary.rotate(both, self._positions, rotary.cos, rotary.sin)
-            q, k = rotated.split((q.shape[1], k.shape[1]), dim=1)
+            q, k = torch.split_with_sizes(rotated, [q.shape[1], k.shape[1]], dim=1)
         keys, values = self._flat[layer]["k"], self._flat[layer]["v"]
         keys.index_copy_(0, self._write_slots[g], k.to(keys.dtype))
         values.index_copy_(0, self._write_slots[g], v.to(values.dtype))

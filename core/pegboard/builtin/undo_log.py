@@ -9,7 +9,8 @@ from contextlib import contextmanager
 class UndoLog:
     """Notes an inverse for each change, and runs them backwards when a transaction fails.
 
-    Transactions nest: a failing inner one takes back its own changes alone.
+    Transactions nest: a failing inner one takes back its own changes alone. An inverse may be a change
+    that notes its own inverse: while changes are taken back nothing is noted.
     """
 
     def __init__(self) -> None:
@@ -28,6 +29,7 @@ class UndoLog:
         try:
             yield
         except BaseException:
+            self._active = False
             while len(self._inverses) > mark:
                 self._inverses.pop()()
             raise

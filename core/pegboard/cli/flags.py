@@ -193,7 +193,13 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("--host", "server.host", "Address to listen on.", _text),
     Flag("--port", "server.port", "Port to listen on; 0: a free one.", _number),
-    Flag("--api-key", "server.api_keys", "A key that clients must send.", _texts, list[str]),
+    Flag(
+        "--api-key",
+        "server.api_keys",
+        "A key that clients must send, or file:PATH.",
+        _texts,
+        list[str],
+    ),
     Flag("--served-model-name", "server.served_model_name", "The model's name.", _text),
 )
 """The flags that tutorials use, and the keys that they set."""

@@ -23,6 +23,7 @@ from pegboard.interfaces.observer import ObserverContext
 from pegboard.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.interfaces.scheduler import SchedulerContext
 from pegboard.interfaces.speculation_policy import SpeculationContext
+from pegboard.plugins.choice import INACTIVE
 from pegboard.plugins.composition import (
     Composition,
     to_json,
@@ -70,7 +71,14 @@ def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore
 
     cache = build("prefix_cache", PrefixCacheContext(groups, num_blocks, composition.fingerprint))
     ledger = {entry.name: entry.num_bytes for entry in prepared.ledger.entries}
-    observing = ObserverContext(composition.model_name, ledger)
+    observing = ObserverContext(
+        composition.model_name,
+        ledger,
+        composition.max_model_len,
+        groups,
+        num_blocks,
+        caches_prefixes=INACTIVE not in composition.parts["prefix_cache"].entry.promises,
+    )
     tokenizer = load_tokenizer(prepared)
     return EngineCore(
         EngineParts(

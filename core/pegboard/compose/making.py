@@ -7,10 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pegboard.errors import ConfigError
+from pegboard.config_values import shown
+from pegboard.errors import ConfigError, ManifestInvalid
 from pegboard.plugins.composition import Part
 from pegboard.plugins.contracts import CONTRACTS
-from pegboard.plugins.loader import resolve_dotted
+from pegboard.plugins.loader import resolve_model
 from pegboard.plugins.manifest import OBJECT, Origin, Provides, entry_of
 from pegboard.plugins.registry import Registry, check_product, validate_options
 
@@ -54,7 +55,7 @@ def options_of(part: Part) -> BaseModel | None:
         OptionsInvalid: they do not fit.
     """
     dotted = part.entry.options
-    model = None if dotted is None else resolve_dotted(dotted, part.origin)
+    model = None if dotted is None else resolve_model(dotted, part.origin)
     return validate_options(part, model)
 
 
@@ -87,6 +88,14 @@ def _part_of(interface: str, thing: object, given: dict[tuple[str, str], Any]) -
         plugin=kind.__name__, distribution=OBJECT, version="", module=kind.__module__, path=""
     )
     check_product(thing, interface, kind.__name__, origin)
+    manifest = getattr(kind, "manifest", {})
+    if not isinstance(manifest, Mapping):
+        raise ManifestInvalid(
+            origin.plugin,
+            f"{kind.__name__}.manifest is {shown(manifest)}",
+            origin=str(origin),
+            allowed="a mapping in the schema of a manifest entry",
+        )
     name = kind.__name__
     while (interface, name) in given:
         name += "'"
@@ -94,7 +103,7 @@ def _part_of(interface: str, thing: object, given: dict[tuple[str, str], Any]) -
         "version": max(CONTRACTS[interface].versions),
         "name": name,
         "summary": "an object",
-        **getattr(kind, "manifest", {}),
+        **manifest,
         "interface": interface,
     }
     entry = _unpromising(said) if "manifest" not in vars(kind) else entry_of(said, origin)

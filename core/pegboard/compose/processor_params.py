@@ -14,7 +14,7 @@ from pegboard.plugins.composition import (
     Composition,
     Part,
 )
-from pegboard.plugins.loader import resolve_dotted
+from pegboard.plugins.loader import resolve_model
 from pegboard.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def processor_params(
 
 def _params_model(part: Part) -> type[BaseModel] | None:
     dotted = part.entry.params
-    return None if dotted is None else resolve_dotted(dotted, part.origin)
+    return None if dotted is None else resolve_model(dotted, part.origin)
 
 
 def _defaults(model: type[BaseModel] | None) -> dict[str, Any]:
@@ -71,7 +71,8 @@ def _validated(name: str, values: dict[str, Any], model: type[BaseModel] | None)
     if model is None:
         return values
     try:
-        return model.model_validate(values).model_dump()
+        takes_any = model.model_config.get("extra") == "allow"
+        return model.model_validate(values, extra=None if takes_any else "forbid").model_dump()
     except ValidationError as problem:
         first = problem.errors()[0]
         path = ".".join(("processors", name, *map(str, first["loc"])))

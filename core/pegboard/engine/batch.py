@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 
 import numpy as np
 
@@ -66,7 +67,8 @@ def _admission(entry: Entry) -> RowAdmission:
             if seq.wants_prompt_logprobs and params.prompt_logprobs is not None
             else -1
         ),
-        processors=seq.owner.processors,
+        # A worker in this process gets this very object; the next admission needs it unchanged.
+        processors=deepcopy(seq.owner.processors),
     )
 
 

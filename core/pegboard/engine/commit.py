@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from pegboard.engine.observers import Observers
@@ -15,6 +16,8 @@ from pegboard.interfaces.observer import ErrorHappened, SequenceFinished
 from pegboard.request import FinishReason, SequenceDelta
 from pegboard.step import StepResult
 
+_logger = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class Tally:
@@ -25,13 +28,18 @@ class Tally:
         num_drafts_tried, num_drafts_accepted: depths.
         first_token_s: seconds since arrival, of each first token.
         inter_token_s: seconds since the last tokens, of each other sequence that got some.
+        num_prompt_tokens, num_cached_prompt_tokens: of requests whose prompt is done.
+        accepted_per_draft: depths accepted, of each draft that was verified.
     """
 
     num_output_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
     num_drafts_tried: int = 0
     num_drafts_accepted: int = 0
     first_token_s: list[float] = field(default_factory=list)
     inter_token_s: list[float] = field(default_factory=list)
+    accepted_per_draft: list[int] = field(default_factory=list)
 
 
 class Committer:
@@ -67,6 +75,7 @@ class Committer:
         if self._speculates:
             tally.num_drafts_tried = int(result.num_tried.sum())
             tally.num_drafts_accepted = int(result.num_accepted.sum())
+            tally.accepted_per_draft = result.num_accepted[result.num_tried > 0].tolist()
             _keep_drafts(plan, result)
         if result.failed:
             self._fail(plan, result.failed, now)
@@ -99,6 +108,24 @@ class Committer:
             self._deltas.append(delta(seq, error=error))
             self._retire(seq, now)
 
+    def abandon(self, reason: FinishReason, now: float, error: str | None = None) -> None:
+        """Ends all requests of an engine that goes on no more, wherever a commit was left."""
+        told = {(last.request_id, last.index) for last in self._deltas if last.finish_reason}
+        left = [seq for request in self._queue for seq in request.sequences]
+        ended = [seq for seq in left if (seq.owner.request.request_id, seq.index) not in told]
+        for seq in ended:
+            seq.ended = reason
+            self._deltas.append(delta(seq, error=error))
+        # From here on nothing is open, should this be interrupted too.
+        self._queue.clear()
+        for seq in ended:
+            self._observers.tell(_finished(seq, now))
+        for seq in left:
+            try:
+                self._allocator.release(seq.seq_id)
+            except Exception:
+                _logger.exception("releasing the KV of sequence %d raised", seq.seq_id)
+
     def _extend(
         self,
         seq: Sequence,
@@ -116,6 +143,9 @@ class Committer:
         if seq.last_token_at is None:
             seq.first_token_at = now
             tally.first_token_s.append(now - seq.arrival)
+            if seq.index == 0:
+                tally.num_prompt_tokens += seq.num_prompt
+                tally.num_cached_prompt_tokens += seq.num_cached_tokens
         else:
             tally.inter_token_s.append(now - seq.last_token_at)
         seq.last_token_at = now

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pegboard.engine.batch import build_batch
 from pegboard.engine.commit import Committer, Tally
@@ -14,7 +16,13 @@ from pegboard.engine.queue import Queue
 from pegboard.engine.step_builder import Plan, PlannedStep
 from pegboard.errors import EngineError, RequestError
 from pegboard.interfaces.kv_allocator import KVLedger
-from pegboard.interfaces.observer import ErrorHappened, Observer, RequestArrived, StepDone
+from pegboard.interfaces.observer import (
+    ErrorHappened,
+    LoadChanged,
+    Observer,
+    RequestArrived,
+    StepDone,
+)
 from pegboard.request import Request, SequenceDelta
 from pegboard.step import StepBatch, StepResult
 
@@ -25,8 +33,10 @@ MAX_IDLE_STEPS = 16
 class EngineCore:
     """Requests in, deltas out, one step at a time. Not thread-safe: one loop calls it.
 
-    Between steps it can be asked anything; after an EngineError of `step` that names the executor
-    it is broken: the deltas that end all requests are still handed out, and no request is taken.
+    Between steps it can be asked anything. What it calls (an observer, a scheduler) may look, and not
+    call `add`, `abort`, `step` or `close`: that is an EngineError. A step that fails or is interrupted
+    once it is planned breaks the engine: the deltas that end all requests are still handed out, and
+    no request is taken.
     """
 
     def __init__(self, parts: EngineParts) -> None:
@@ -41,6 +51,7 @@ class EngineCore:
         self._step_id = 0
         self._num_idle_steps = 0
         self._broken: str | None = None
+        self._call: str | None = None
         self._closed = False
 
     def start(self) -> None:
@@ -54,48 +65,49 @@ class EngineCore:
             RequestError: it cannot be honoured; nothing has changed.
             EngineError: the engine is broken.
         """
-        if self._broken is not None:
-            raise EngineError(self._broken)
-        if request.request_id in self._queue:
-            raise RequestError(
-                "request_id", f"{request.request_id!r} is open", fix="use an id of its own"
+        with self._alone("add"):
+            if self._broken is not None:
+                raise EngineError(self._broken)
+            request.check()
+            if request.request_id in self._queue:
+                raise RequestError(
+                    "request_id", f"{request.request_id!r} is open", fix="use an id of its own"
+                )
+            opened = self._intake.open(request)
+            self._queue.add(opened)
+            num_prompt, num_seqs = len(request.prompt_token_ids), len(opened.sequences)
+            self._observers.tell(
+                RequestArrived(
+                    request.request_id,
+                    opened.arrival,
+                    num_prompt,
+                    num_seqs,
+                    max_tokens=opened.max_known - num_prompt,
+                )
             )
-        opened = self._intake.open(request)
-        self._queue.add(opened)
-        num_prompt, num_seqs = len(request.prompt_token_ids), len(opened.sequences)
-        self._observers.tell(
-            RequestArrived(request.request_id, opened.arrival, num_prompt, num_seqs)
-        )
 
     def abort(self, request_id: str) -> None:
         """Ends a request, whatever its state; `step` hands out the last deltas. An unknown id is
         ignored: the request may have ended by itself."""
-        opened = self._queue.request(request_id)
-        if opened is not None:
-            self._committer.end(opened, "abort", time.monotonic())
+        with self._alone("abort"):
+            opened = self._queue.request(request_id)
+            if opened is not None:
+                self._committer.end(opened, "abort", time.monotonic())
 
     def step(self) -> list[SequenceDelta]:
         """Plans, computes and commits one step.
 
         Raises:
-            EngineError: the executor failed, and all requests with it; or the scheduler raised, and
-                nothing has changed.
+            EngineError: the executor or the commit failed, and all requests with it; or the
+                scheduler raised, and nothing has changed.
         """
-        started = time.monotonic()
-        plan = self._plan(started)
-        if plan.entries:
-            batch = build_batch(
-                plan,
-                self._step_id,
-                self._queue.take_released(),
-                self._parts.groups,
-                self._parts.taps,
-            )
-            result = self._execute(batch)
-            tally = self._commit(plan, result)
-            self._report(plan, result, tally, started)
-        self._watch_liveness(plan)
-        return self._committer.take_deltas()
+        with self._alone("step"):
+            if self._broken is None:
+                started = time.monotonic()
+                planned = self._plan()
+                with self._whole():
+                    self._run(planned.apply(started), started)
+            return self._committer.take_deltas()
 
     def has_work(self) -> bool:
         """Whether a request is open, or `step` has deltas to hand out."""
@@ -121,25 +133,81 @@ class EngineCore:
         return self._observers.listening
 
     def close(self) -> None:
-        """Ends the workers and tells observers. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        self._broken = self._broken or "the engine is closed"
-        try:
-            self._parts.executor.close()
-        finally:
-            self._observers.close()
+        """Ends what is open, and the workers, and tells observers. Idempotent."""
+        with self._alone("close"):
+            if self._closed:
+                return
+            self._closed = True
+            self._broken = self._broken or "the engine is closed"
+            self._committer.abandon("abort", time.monotonic())
+            try:
+                self._parts.executor.close()
+            finally:
+                self._observers.close()
 
-    def _plan(self, now: float) -> Plan:
-        planned = PlannedStep(self._parts, self._queue, self._prefixes)
+    @contextmanager
+    def _alone(self, call: str) -> Iterator[None]:
+        """One call at a time: what a call has changed half way is nobody else's to go on from."""
+        if self._call is not None:
+            raise EngineError(
+                f"{call} was called while {self._call} runs; allowed: one call after the other"
+            )
+        self._call = call
+        try:
+            yield
+        finally:
+            self._call = None
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """A planned step is run to its end, or the engine is broken: all open requests end."""
+        try:
+            yield
+        except EngineError as error:
+            self._break(str(error), error.__cause__ or error)
+            raise
+        except Exception as error:
+            line = f"the step failed: {_described(error)}"
+            self._break(line, error)
+            raise EngineError(line) from error
+        except BaseException as error:
+            self._break(f"the step was interrupted: {_described(error)}", error)
+            raise
+
+    def _break(self, line: str, error: BaseException) -> None:
+        """All open requests end with what happened."""
+        self._broken = line
+        self._observers.tell(ErrorHappened(type(error).__name__, line))
+        self._committer.abandon("error", time.monotonic(), line)
+
+    def _plan(self) -> PlannedStep:
+        planned = PlannedStep(self._parts, self._queue, self._prefixes, self._note_policy_mistake)
         try:
             with self._parts.allocator.transaction():
                 self._parts.scheduler.plan(self._queue, planned)
         except Exception as error:
             self._observers.tell(ErrorHappened(type(error).__name__, str(error)))
             raise EngineError(f"planning a step failed: {_described(error)}") from error
-        return planned.apply(now)
+        finally:
+            planned.close()
+        return planned
+
+    def _run(self, plan: Plan, started: float) -> None:
+        if plan.entries:
+            batch = build_batch(
+                plan,
+                self._step_id,
+                self._queue.take_released(),
+                self._parts.groups,
+                self._parts.taps,
+            )
+            result = self._execute(batch)
+            tally = self._commit(plan, result)
+            self._report(plan, result, tally, started)
+        self._watch_liveness(plan)
+        if not plan.entries and self._committer.has_deltas:
+            now, num_running, num_waiting = time.monotonic(), self.num_running, self.num_waiting
+            self._observers.tell(LoadChanged(now, num_running, num_waiting, self.ledger()))
 
     def _execute(self, batch: StepBatch) -> StepResult:
         self._step_id += 1
@@ -151,8 +219,7 @@ class EngineCore:
                 )
             return result
         except Exception as error:
-            self._break(error)
-            raise EngineError(self._broken) from error
+            raise EngineError(f"the executor failed: {_described(error)}") from error
 
     def _commit(self, plan: Plan, result: StepResult) -> Tally:
         tally = self._committer.commit(plan, result, time.monotonic())
@@ -169,6 +236,7 @@ class EngineCore:
             for entry in plan.entries
             if entry.num_tokens == 1 and entry.start >= entry.seq.num_prompt
         )
+        admitted = [e.seq for e in plan.entries if e.hit is not None and not e.seq.num_preemptions]
         self._observers.tell(
             StepDone(
                 step_id=result.step_id,
@@ -188,6 +256,12 @@ class EngineCore:
                 kv=self.ledger(),
                 first_token_s=tuple(tally.first_token_s),
                 inter_token_s=tuple(tally.inter_token_s),
+                num_sequences=len(plan.entries),
+                num_prompt_tokens=tally.num_prompt_tokens,
+                num_cached_prompt_tokens=tally.num_cached_prompt_tokens,
+                num_prefix_queries=sum(seq.num_prompt for seq in admitted),
+                num_prefix_hits=sum(seq.num_cached_tokens for seq in admitted),
+                accepted_per_draft=tuple(tally.accepted_per_draft),
             )
         )
 
@@ -212,13 +286,9 @@ class EngineCore:
     def _note_cache_mistake(self, message: str) -> None:
         self._observers.tell(ErrorHappened("PrefixCacheMistake", message))
 
-    def _break(self, error: Exception) -> None:
-        """All open requests end with the executor's failure."""
-        self._broken = f"the executor failed: {_described(error)}"
-        self._observers.tell(ErrorHappened(type(error).__name__, self._broken))
-        for opened in self._queue:
-            self._committer.end(opened, "error", time.monotonic(), self._broken)
+    def _note_policy_mistake(self, message: str) -> None:
+        self._observers.tell(ErrorHappened("SpeculationPolicyMistake", message))
 
 
 def _described(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")

@@ -6,6 +6,8 @@ import hashlib
 import secrets
 import time
 
+import numpy as np
+
 from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.sequence import OpenRequest, Sequence
@@ -31,7 +33,6 @@ class Intake:
             RequestError: it cannot be honoured.
         """
         params = request.params
-        params.check()
         self._check_ids(request)
         max_known = self._max_known(request)
         processors = self._parts.processor_params(params)
@@ -60,6 +61,11 @@ class Intake:
         prompt, params = request.prompt_token_ids, request.params
         if not prompt:
             raise RequestError("prompt", "no tokens", allowed="at least one token")
+        for kind in set(map(type, prompt)):
+            if kind is bool or not issubclass(kind, (int, np.integer)):
+                raise RequestError(
+                    "prompt", f"a {kind.__name__}", allowed="token ids, whole numbers"
+                )
         self._check_range("prompt", min(prompt), max(prompt))
         if params.stop_token_ids:
             self._check_range(

@@ -28,7 +28,7 @@ class Observers:
         for observer in tuple(self._observers):
             try:
                 observer.observe(event)
-            except Exception:
+            except (Exception, SystemExit):  # it may not end the engine by sys.exit either
                 _logger.exception("observer %s raised and is dropped", type(observer).__name__)
                 self._observers.remove(observer)
                 _close(observer)
@@ -43,5 +43,5 @@ class Observers:
 def _close(observer: Observer) -> None:
     try:
         observer.close()
-    except Exception:
+    except (Exception, SystemExit):
         _logger.exception("closing observer %s raised", type(observer).__name__)

@@ -49,17 +49,23 @@ class PageContents:
         )
 
     def _holds(self, seq: EngineSequence, group: int, hit: Hit) -> bool:
-        size, window = self._groups[group].block_size, self._groups[group].window
+        size = self._groups[group].block_size
         pages = hit.pages[group]
         if hit.num_tokens % size or len(pages) * size != hit.num_tokens:
             return False
         digests = seq.prefix_digests(size, len(pages))
-        # The next token sees the window's tokens before it: blocks that end earlier need no page.
-        unseen = 0 if window is None else max(0, hit.num_tokens - window + 1) // size
+        unseen = num_unseen_blocks(self._groups[group], hit.num_tokens)
         return all(
             (page == 0 and block < unseen) or self._digests.get((group, page)) == digest
             for block, (page, digest) in enumerate(zip(pages, digests, strict=False))
         )
+
+
+def num_unseen_blocks(group: KVGroup, num_tokens: int) -> int:
+    """Blocks at the beginning that no token after the first `num_tokens` attends to."""
+    if group.window is None:
+        return 0
+    return max(0, num_tokens - group.window + 1) // group.block_size
 
 
 def extend_digests(

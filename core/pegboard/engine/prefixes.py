@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import lcm
 from typing import TYPE_CHECKING
 
-from pegboard.engine.page_contents import PageContents
+from pegboard.engine.page_contents import PageContents, num_unseen_blocks
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import Growth, KVAllocator, SharedPages
 from pegboard.interfaces.prefix_cache import Hit, Prefix, PrefixCache
@@ -20,6 +20,9 @@ class Prefixes:
 
     What the cache says is checked against what the engine knows of each page; a hit that does not
     hold is a miss, and `on_mistake` is told.
+
+    Attributes:
+        miss: the hit of no tokens.
     """
 
     def __init__(
@@ -33,9 +36,10 @@ class Prefixes:
         self._contents = PageContents(groups)
         self._cache = cache
         self._pages = allocator if isinstance(allocator, SharedPages) else None
+        self._groups = groups
         self._block_sizes = tuple(group.block_size for group in groups)
         self._stride = lcm(*self._block_sizes)
-        self._miss = Hit(num_tokens=0, pages=tuple(() for _ in groups))
+        self.miss = Hit(num_tokens=0, pages=tuple(() for _ in groups))
 
     def match(self, seq: Sequence) -> Hit:
         """What a cache would serve of a waiting sequence.
@@ -45,23 +49,31 @@ class Prefixes:
         """
         limit = (seq.num_known - 1) // self._stride * self._stride
         if self._pages is None or limit == 0 or seq.wants_prompt_logprobs:
-            return self._miss
+            return self.miss
         hit = self._cache.match(Prefix(seq.token_ids, seq.tenant), limit)
         if hit.num_tokens == 0 or self._contents.confirm(seq, hit, limit):
             return hit
         self._on_mistake(f"a hit of {hit.num_tokens} tokens names pages that do not hold them")
-        return self._miss
+        return self.miss
 
     def adopt(self, seq: Sequence, hit: Hit) -> Hit:
         """Makes the sequence an owner that begins with the hit's pages; a miss where they have been
-        given away."""
+        given away.
+
+        Pages that lie before the window are left to others: a window group's owner has no more than
+        its window and one chunk, or its demand could outgrow the pool.
+        """
         assert self._pages is not None
+        pages = []
+        for group, ids in zip(self._groups, hit.pages, strict=True):
+            num_unseen = num_unseen_blocks(group, hit.num_tokens)
+            pages.append((*[0] * num_unseen, *ids[num_unseen:]))
         try:
-            self._pages.adopt(seq.seq_id, hit.pages)
+            self._pages.adopt(seq.seq_id, pages)
         except ValueError as error:
             self._on_mistake(str(error))
-            return self._miss
-        return hit
+            return self.miss
+        return Hit(hit.num_tokens, tuple(pages))
 
     def handed_out(self, growth: Growth) -> None:
         """New pages will be written to: what they held is void."""

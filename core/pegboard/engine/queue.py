@@ -89,6 +89,13 @@ class Queue:
         if not seq.owner.sequences:
             del self._requests[seq.owner.request.request_id]
 
+    def clear(self) -> None:
+        """All sequences are gone, and nothing is said of their rows: for an engine that has ended."""
+        self._requests.clear()
+        self._sequences.clear()
+        self._running.clear()
+        self._waiting.clear()
+
     def take_released(self) -> tuple[RowRelease, ...]:
         """Rows given back since the last call, with their final token counts."""
         released, self._released = tuple(self._released), []

@@ -12,7 +12,7 @@ from pegboard.engine.page_contents import extend_digests
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.stops import TextStream
 from pegboard.request import FinishReason, Request, TokenLogprob
-from pegboard.step import Int32
+from pegboard.step import Int32, read_only
 
 _NEW_SLOTS = 64
 """Least room for tokens that a sequence's buffer gets at a time."""
@@ -154,8 +154,8 @@ class Sequence:
 
     @property
     def token_ids(self) -> Int32:
-        """int32 [num_known]. What it shows never changes."""
-        return self._tokens[: self.num_known]
+        """int32 [num_known], read-only. What it shows never changes."""
+        return read_only(self._tokens[: self.num_known])
 
     def prefix_digests(self, block_size: int, count: int) -> list[bytes]:
         """Digests of the tokens up to the end of each block; at least the first `count`."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
+from typing import Literal
 
 from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefixes import Prefixes
@@ -55,9 +58,20 @@ class Plan:
 
 class PlannedStep(StepBuilder):
     """One step's plan. Only the allocator knows of it before `apply`, inside its transaction, so a
-    scheduler that raises leaves nothing behind."""
+    scheduler that raises leaves nothing behind.
 
-    def __init__(self, parts: EngineParts, queue: Queue, prefixes: Prefixes) -> None:
+    `on_policy_mistake` is told what a speculation policy answered that is no number of nodes.
+    """
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        queue: Queue,
+        prefixes: Prefixes,
+        on_policy_mistake: Callable[[str], None],
+    ) -> None:
+        self._is_open = True
+        self._on_policy_mistake = on_policy_mistake
         self._allocator = parts.allocator
         self._policy = parts.policy
         self._max_drafts = parts.num_speculative_tokens
@@ -77,11 +91,11 @@ class PlannedStep(StepBuilder):
         return self._num_rows_left
 
     def add(self, seq: SequenceView, num_tokens: int, reserve: int = 0) -> bool:
-        seq_id = seq.seq_id
+        seq_id, num_tokens, reserve = seq.seq_id, index(num_tokens), index(reserve)
         known = self._queue.sequence(seq_id)
         if known is None or seq_id in self._entries or seq_id in self._preempted:
             return False
-        if self._num_tokens_left < 1 or num_tokens < 1:
+        if not self._is_open or self._num_tokens_left < 1 or num_tokens < 1:
             return False
         if known.row is None:
             return self._admit(known, num_tokens, reserve)
@@ -89,7 +103,7 @@ class PlannedStep(StepBuilder):
 
     def preempt(self, seq: SequenceView) -> bool:
         known = self._queue.sequence(seq.seq_id)
-        if known is None or known is self._protected():
+        if not self._is_open or known is None or known is self._protected():
             return False
         entry = self._entries.get(known.seq_id)
         if entry is None and (known.row is None or known.seq_id in self._preempted):
@@ -102,6 +116,10 @@ class PlannedStep(StepBuilder):
         self._allocator.release(known.seq_id)
         self._num_rows_left += 1
         return True
+
+    def close(self) -> None:
+        """The scheduler has planned; from now on the answer to it is False."""
+        self._is_open = False
 
     def apply(self, now: float) -> Plan:
         """Puts the plan in force: rows change hands, sequences begin where their entries say."""
@@ -128,11 +146,14 @@ class PlannedStep(StepBuilder):
         hit = self._prefixes.match(seq)
         if hit.num_tokens:
             hit = self._prefixes.adopt(seq, hit)
-        if not self._schedule(seq, num_tokens, reserve, hit):
+        added = self._schedule(seq, num_tokens, reserve, hit)
+        if not added:
             self._allocator.release(seq.seq_id)
-            return False
-        self._num_rows_left -= 1
-        return True
+        if not added and hit.num_tokens and not self._entries and not self._queue.num_running:
+            # Nobody will give pages back, so what the hit holds has to be room for others.
+            added = self._schedule(seq, num_tokens, reserve, self._prefixes.miss)
+        self._num_rows_left -= added
+        return added
 
     def _schedule(self, seq: Sequence, num_tokens: int, reserve: int, hit: Hit | None) -> bool:
         start = seq.num_computed if hit is None else hit.num_tokens
@@ -173,10 +194,22 @@ class PlannedStep(StepBuilder):
         verify = 0
         if seq.num_drafts:
             most = min(seq.num_drafts, num_left - 1, num_tokens_left)
-            verify = max(0, min(self._policy.verify(view), most))
+            verify = max(0, min(self._asked("verify", view, seq.num_drafts), most))
         # This step brings a token, and the next one of its own beside the drafts.
         most = min(self._max_drafts, num_left - 2)
-        return verify, max(0, min(self._policy.propose(view), most)) if most > 0 else 0
+        return verify, min(self._asked("propose", view, self._max_drafts), most) if most > 0 else 0
+
+    def _asked(self, question: Literal["verify", "propose"], view: DraftView, limit: int) -> int:
+        """The policy's answer, 0 to `limit`. What is none costs time, as any answer may, and no more:
+        drafts that are not used, or all that there are."""
+        try:
+            count = index(getattr(self._policy, question)(view))
+        except Exception as error:
+            self._on_policy_mistake(f"{question}: {type(error).__name__}: {error}")
+            return 0
+        if not 0 <= count <= limit:
+            self._on_policy_mistake(f"{question}: {count}; allowed: 0 to {limit}")
+        return max(0, min(count, limit))
 
     def _protected(self) -> Sequence | None:
         """The oldest of the highest class: it only ever grows, so that something always ends."""

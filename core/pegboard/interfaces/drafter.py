@@ -41,7 +41,8 @@ class DrafterContext:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one execute brought, for every row that computed, prefill chunks included.
+    """What one execute brought, for every row that computed, prefill chunks included. Its arrays
+    are read-only.
 
     Attributes:
         rows: int32 [R].

@@ -48,7 +48,7 @@ class LogitRow:
         position: of the token to be sampled.
         num_prompt_tokens: the first tokens of `history`.
         history: int32 [position], all tokens before it, a draft's path included. A view: valid
-            during the call.
+            during the call, and read-only.
     """
 
     row: int
@@ -62,17 +62,22 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def admit(self, row: int, params: Mapping[str, Any]) -> None:
-        """A sequence with these validated parameters took the row."""
+        """A sequence with these validated parameters took the row. If it raises, the request ends
+        with an error."""
 
     @abstractmethod
     def apply(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> None:
         """Changes logits, float32 [len(rows), vocab_size], in place.
 
-        Only rows that were admitted to this processor are passed. If it raises, the requests of
-        these rows end with an error: leaving it out would change tokens. Where some of the rows are
-        a draft's, it is called once more without them first: a wrong guess ends no request.
+        Only rows that were admitted to this processor are passed. If it raises, or leaves logits of
+        another shape or dtype, it is called once more for each row alone, with the logits as they
+        were. The requests of rows on which it fails then end with an error: leaving it out would
+        change tokens. Only a draft's row on which it fails is just not used: a wrong guess ends no
+        request.
+
+        A row in which it leaves a NaN, or nothing but -inf, ends its request in the same way.
         """
 
     @abstractmethod
     def release(self, row: int) -> None:
-        """The row is given back."""
+        """The row is given back. What it raises is logged."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import KVLedger
 from pegboard.request import FinishReason
 
@@ -18,20 +20,35 @@ class ObserverContext:
     Attributes:
         model: name under which the model is served.
         ledger: ledger entry to bytes: what the plan says is in memory.
+        max_model_len: most tokens a sequence.
+        groups: KV groups.
+        num_blocks: pages of each group, page 0 included.
+        caches_prefixes: whether a prefix cache is asked; without one, no prompt is looked up.
     """
 
     model: str
     ledger: dict[str, int] = field(default_factory=dict)
+    max_model_len: int = 0
+    groups: tuple[KVGroup, ...] = ()
+    num_blocks: tuple[int, ...] = ()
+    caches_prefixes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A request entered the queue. Times are seconds of a monotonic clock."""
+    """A request entered the queue. Times are seconds of a monotonic clock.
+
+    Attributes:
+        num_sequences: that it asks for.
+        max_tokens: most tokens that each of them can get: what was asked for, or what the context
+            leaves.
+    """
 
     request_id: str
     time: float
     num_prompt_tokens: int
     num_sequences: int
+    max_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +89,12 @@ class StepDone:
         kv: the allocator's ledger, a group.
         first_token_s: seconds since arrival, of each sequence that got its first token.
         inter_token_s: seconds since its last tokens, of each other sequence that got some.
+        num_sequences: that computed something.
+        num_prompt_tokens: of requests whose prompt is done: their first sequence got its first token.
+        num_cached_prompt_tokens: how many of them a cache had.
+        num_prefix_queries, num_prefix_hits: prompt tokens of the sequences admitted for the first
+            time, and how many of them a cache had.
+        accepted_per_draft: tokens accepted of each draft that was verified.
     """
 
     step_id: int
@@ -91,6 +114,27 @@ class StepDone:
     kv: tuple[KVLedger, ...]
     first_token_s: tuple[float, ...] = ()
     inter_token_s: tuple[float, ...] = ()
+    num_sequences: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+    num_prefix_queries: int = 0
+    num_prefix_hits: int = 0
+    accepted_per_draft: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadChanged:
+    """Sequences ended and no step followed: they were the last ones, aborted or failed.
+
+    Attributes:
+        num_running, num_waiting: now.
+        kv: the allocator's ledger, a group.
+    """
+
+    time: float
+    num_running: int
+    num_waiting: int
+    kv: tuple[KVLedger, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +146,14 @@ class ErrorHappened:
     request_id: str | None = None
 
 
-Event = RequestArrived | SequenceFinished | StepDone | ErrorHappened
+Event = RequestArrived | SequenceFinished | StepDone | LoadChanged | ErrorHappened
+
+
+def kv_usage(ledgers: Sequence[KVLedger]) -> float:
+    """Used part of the fullest KV group, 0 to 1; what a cache alone holds can be had at once."""
+    return max(
+        ((kv.total - kv.free - kv.cached) / kv.total for kv in ledgers if kv.total), default=0.0
+    )
 
 
 class Observer(ABC):
@@ -110,7 +161,8 @@ class Observer(ABC):
 
     @abstractmethod
     def observe(self, event: Event) -> None:
-        """Called in the engine's loop: be quick, keep numbers, write later."""
+        """Called in the engine's loop: be quick, keep numbers, write later. The engine that is
+        observed can be asked, and not be called to step, take, abort or close."""
 
     @abstractmethod
     def close(self) -> None:

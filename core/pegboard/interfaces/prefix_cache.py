@@ -38,7 +38,7 @@ class Prefix:
     """Tokens by which KV is looked up.
 
     Attributes:
-        token_ids: int32 [num_tokens].
+        token_ids: int32 [num_tokens], read-only.
         salt: keeps tenants apart: KV is never shared between different salts.
     """
 

@@ -87,7 +87,7 @@ class QueueView(Protocol):
 
 
 class StepBuilder(Protocol):
-    """The step that is being planned."""
+    """The step that is being planned. Once `plan` has returned, the answer to all is False."""
 
     @property
     def num_tokens_left(self) -> int:
@@ -121,7 +121,8 @@ class StepBuilder(Protocol):
 
 
 class Scheduler(ABC):
-    """A policy; it keeps no truth of its own."""
+    """A policy; it keeps no truth of its own, and calls no engine: one that steps, takes or aborts
+    requests meanwhile gets an EngineError."""
 
     @abstractmethod
     def plan(self, queue: QueueView, step: StepBuilder) -> None:

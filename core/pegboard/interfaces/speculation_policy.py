@@ -41,7 +41,8 @@ class DraftView:
 
 
 class SpeculationPolicy(ABC):
-    """Decides per row and step. It can cost time, never change a token."""
+    """Decides per row and step. It can cost time, never change a token: an answer out of range is
+    brought into it, one that is no whole number is 0, and observers are told."""
 
     @abstractmethod
     def verify(self, row: DraftView) -> int:
@@ -49,4 +50,4 @@ class SpeculationPolicy(ABC):
 
     @abstractmethod
     def propose(self, row: DraftView) -> int:
-        """How many nodes the drafter may propose for the next step."""
+        """How many nodes the drafter may propose for the next step, 0 to num_speculative_tokens."""

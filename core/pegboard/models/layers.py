@@ -6,7 +6,7 @@ a checkpoint as layers are built, one at a time, so that no two copies of a mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, cast
@@ -51,6 +51,25 @@ class Linear:
         """x: [num_rows, in_features] -> [num_rows, out_features], both in the activation dtype."""
         y = self.kernel.linear(x, self.weight)
         return y if self.bias is None else y + self.bias
+
+
+class Linears:
+    """Linear layers of one input: those whose weights were joined are one product.
+
+    Args:
+        layers: one joined layer, or one a part.
+        sizes: out_features of each part.
+    """
+
+    def __init__(self, layers: Sequence[Linear], sizes: Sequence[int]) -> None:
+        self.layers = layers
+        self.sizes = list(sizes)
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """x: [num_rows, in_features] -> for each part [num_rows, out_features], maybe a view."""
+        if len(self.layers) == 1:
+            return torch.split_with_sizes(self.layers[0](x), self.sizes, dim=1)
+        return tuple(layer(x) for layer in self.layers)
 
 
 class Embedding:
@@ -144,11 +163,27 @@ class LayerBuilder:
         Raises:
             CheckpointError: a tensor that is missing or wrong, or a format without a kernel.
         """
-        spec, scheme = self._scheme(name)
-        kernel = self._linear_kernel(scheme, name)
-        weight = kernel.prepare(self._load(spec, scheme))
-        bias = f"{name}.bias"
-        return Linear(kernel, weight, self._vector(bias) if bias in self._parameters else None)
+        kernel, weight, bias = self._read_linear(name)
+        return Linear(kernel, kernel.prepare(weight), bias)
+
+    def linears(self, names: Sequence[str]) -> Linears:
+        """The linear layers of those names, which have one input. Where their weights are stored
+        alike they become one: a kernel is faster on one large weight than on several small ones.
+
+        Raises:
+            CheckpointError: as `linear`.
+        """
+        parts = [self._read_linear(name) for name in names]
+        kernels, weights, biases = zip(*parts, strict=True)
+        sizes = [weight.shape[0] for weight in weights]
+        joined = _joined(weights) if len({id(kernel) for kernel in kernels}) == 1 else None
+        if joined is None or len({bias is None for bias in biases}) > 1:
+            layers = [
+                Linear(kernel, kernel.prepare(weight), bias) for kernel, weight, bias in parts
+            ]
+            return Linears(layers, sizes)
+        bias = None if biases[0] is None else torch.cat(biases)
+        return Linears([Linear(kernels[0], kernels[0].prepare(joined), bias)], sizes)
 
     def embedding(self, name: str) -> Embedding:
         """The embedding of that name. Its weight is shared with a head of the same name where the
@@ -211,6 +246,13 @@ class LayerBuilder:
     def _parameters(self) -> dict[str, ParameterShape]:
         return {parameter.name: parameter for parameter in self.shape.parameters}
 
+    def _read_linear(self, name: str) -> tuple[LinearKernel, LinearWeight, torch.Tensor | None]:
+        spec, scheme = self._scheme(name)
+        kernel = self._linear_kernel(scheme, name)
+        weight = self._load(spec, scheme)
+        bias = f"{name}.bias"
+        return kernel, weight, self._vector(bias) if bias in self._parameters else None
+
     def _scheme(self, name: str) -> tuple[WeightSpec, Scheme]:
         parameter = self._parameters[f"{name}.weight"]
         out_features, in_features = parameter.shape
@@ -257,6 +299,22 @@ class LayerBuilder:
         tensor = self.source.read(name)
         self.on_tensor(name)
         return tensor
+
+
+def _joined(weights: Sequence[LinearWeight]) -> LinearWeight | None:
+    """The weights of several layers of one input as one, along the output; None where their forms
+    do not go together."""
+    first = weights[0]
+    if any(weight.group_map is not None for weight in weights):
+        return None  # each may order its inputs in its own way
+    tensors: dict[str, Any] = {}
+    for name in ("values", "codes", "scales", "zeros"):
+        parts = [getattr(weight, name) for weight in weights]
+        if len({None if part is None else (part.dtype, part.shape[1:]) for part in parts}) > 1:
+            return None
+        tensors[name] = None if parts[0] is None else torch.cat(parts)
+    shape = (sum(weight.shape[0] for weight in weights), first.shape[1])
+    return LinearWeight(first.format, shape, **tensors)
 
 
 def _own(

@@ -78,9 +78,7 @@ class SelfAttention:
     def __init__(self, builder: LayerBuilder, layer: int, rotary: Rotary) -> None:
         shape, prefix = builder.shape, f"model.layers.{layer}.self_attn"
         self.shape = shape.attention[layer]
-        self.q_proj = builder.linear(f"{prefix}.q_proj")
-        self.k_proj = builder.linear(f"{prefix}.k_proj")
-        self.v_proj = builder.linear(f"{prefix}.v_proj")
+        self.qkv_proj = builder.linears([f"{prefix}.{part}_proj" for part in "qkv"])
         self.q_norm = builder.norm(f"{prefix}.q_norm") if shape.qk_norm else None
         self.k_norm = builder.norm(f"{prefix}.k_norm") if shape.qk_norm else None
         self.attention = builder.attention_layer(layer, rotary)
@@ -88,10 +86,8 @@ class SelfAttention:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [num_tokens, hidden_size] -> the same shape."""
-        num_tokens, shape = len(hidden), self.shape
-        q = self.q_proj(hidden).view(num_tokens, shape.num_heads, shape.head_dim)
-        k = self.k_proj(hidden).view(num_tokens, shape.num_kv_heads, shape.head_dim)
-        v = self.v_proj(hidden).view(num_tokens, shape.num_kv_heads, shape.head_dim)
+        num_tokens, shape = hidden.shape[0], self.shape
+        q, k, v = (part.view(num_tokens, -1, shape.head_dim) for part in self.qkv_proj(hidden))
         if self.q_norm is not None:
             q = self.q_norm(q)
         if self.k_norm is not None:
@@ -103,12 +99,11 @@ class GatedMLP:
     """down(silu(gate(x)) * up(x)) (arXiv 2002.05202)."""
 
     def __init__(self, builder: LayerBuilder, prefix: str) -> None:
-        self.gate_proj = builder.linear(f"{prefix}.gate_proj")
-        self.up_proj = builder.linear(f"{prefix}.up_proj")
+        self.gate_up_proj = builder.linears([f"{prefix}.{part}_proj" for part in ("gate", "up")])
         self.activation = builder.silu_mul()
         self.down_proj = builder.linear(f"{prefix}.down_proj")
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [num_tokens, hidden_size] -> the same shape."""
-        gated = self.activation.silu_mul(self.gate_proj(hidden), self.up_proj(hidden))
-        return self.down_proj(gated)
+        gate, up = self.gate_up_proj(hidden)
+        return self.down_proj(self.activation.silu_mul(gate, up))

@@ -17,6 +17,7 @@ from pegboard.planner.tensors import QUANTIZABLE, weight_of
 from pegboard.plugins.choice import INACTIVE
 from pegboard.plugins.composition import Composition, Decision, Refusal
 from pegboard.plugins.loader import resolve_dotted
+from pegboard.plugins.resolver import MIN_MODEL_LEN
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
@@ -84,7 +85,12 @@ def account(
         it does not fit.
     """
     device = next(device for device in devices if device.kind == composition.device)
-    entries = [*_weights(composition), _activations(composition), *_estimates(composition)]
+    activations = _activations(composition)
+    entries = [
+        *_weights(composition),
+        LedgerEntry("activations", activations.num_bytes, composition.parts["model"].origin.plugin),
+        *_estimates(composition),
+    ]
     fixed = sum(entry.num_bytes for entry in entries)
     layouts = _layouts(composition)
     block_bytes = tuple(
@@ -92,12 +98,15 @@ def account(
         for group, layout in zip(composition.groups, layouts, strict=True)
     )
     budget = _budget(pool.memory, device, fixed)
-    refusals = _does_not_fit(fixed, budget, device)
-    if refusals:
-        return refusals
+    problem = _does_not_fit(fixed, budget, device)
+    if problem is not None:
+        lasting = fixed - activations.num_bytes
+        if _does_not_fit(lasting, _budget(pool.memory, device, lasting), device) is None:
+            problem = _too_busy(composition, activations, lasting, device)
+        return [problem]
     max_model_len = composition.max_model_len
     longest = _longest(composition, block_bytes, budget)
-    if (longest < max_model_len and not pool.max_model_len_is_auto) or longest < 1:
+    if (longest < max_model_len and not pool.max_model_len_is_auto) or longest < MIN_MODEL_LEN:
         return [_too_long(composition, block_bytes, budget, longest)]
     decisions = composition.decisions
     if longest < max_model_len:
@@ -143,9 +152,21 @@ def _weights(composition: Composition) -> list[LedgerEntry]:
     ]
 
 
-def _activations(composition: Composition) -> LedgerEntry:
-    """Hidden states, the widest products of a layer, the logits of the sampled rows, and the tables
-    of token ids and pages."""
+@dataclass(frozen=True)
+class _Activations:
+    """Bytes beside weights and KV: hidden states and the widest products of a layer, which grow with
+    the tokens of a step; the logits of sampled rows, and the tables of token ids and pages, which grow
+    with the sequences."""
+
+    of_tokens: int
+    of_sequences: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.of_tokens + self.of_sequences
+
+
+def _activations(composition: Composition) -> _Activations:
     shape, tokens = composition.shape, composition.max_num_batched_tokens
     attention = shape.attention[0]
     widest = 2 * shape.intermediate_size + shape.hidden_size
@@ -153,8 +174,7 @@ def _activations(composition: Composition) -> LedgerEntry:
     hidden = tokens * (widest + heads + 2 * shape.hidden_size) * ITEM_BYTES[composition.dtype]
     logits = 3 * composition.max_num_seqs * shape.vocab_size * ITEM_BYTES["float32"]
     tables = composition.max_num_seqs * composition.max_model_len * ITEM_BYTES["int32"]
-    plugin = composition.parts["model"].origin.plugin
-    return LedgerEntry("activations", hidden + logits + 2 * tables, plugin)
+    return _Activations(hidden, logits + 2 * tables)
 
 
 def _estimates(composition: Composition) -> list[LedgerEntry]:
@@ -204,28 +224,46 @@ def _budget(memory: int | float | str, device: DeviceFacts, fixed: int) -> int:
     return int(memory)
 
 
-def _does_not_fit(fixed: int, budget: int, device: DeviceFacts) -> list[Refusal]:
+def _does_not_fit(fixed: int, budget: int, device: DeviceFacts) -> Refusal | None:
+    """Why bytes beside the KV pool, and the pool, are too much; None: they are not."""
     if budget <= 0 or fixed + budget > device.total_bytes:
-        return [
-            Refusal(
-                code="memory",
-                plugin="",
-                message=f"kv_cache.memory: weights and activations take {_size(fixed)} and the KV pool"
-                f" would get {_size(budget)}, but {device.name} has {_size(device.total_bytes)}",
-                fix="lower kv_cache.memory, or take a smaller model or dtype",
-            )
-        ]
+        return Refusal(
+            code="memory",
+            plugin="",
+            message=f"kv_cache.memory: weights and activations take {_size(fixed)} and the KV pool"
+            f" would get {_size(budget)}, but {device.name} has {_size(device.total_bytes)}",
+            fix="lower kv_cache.memory, or take a smaller model or dtype",
+        )
     if fixed > device.available_bytes:
-        return [
-            Refusal(
-                code="memory",
-                plugin="",
-                message=f"weights and activations take {_size(fixed)}, but only"
-                f" {_size(device.available_bytes)} of {device.name} are free",
-                fix="free memory, or take a smaller model or dtype",
-            )
-        ]
-    return []
+        return Refusal(
+            code="memory",
+            plugin="",
+            message=f"weights and activations take {_size(fixed)}, but only"
+            f" {_size(device.available_bytes)} of {device.name} are free",
+            fix="free memory, or take a smaller model or dtype",
+        )
+    return None
+
+
+def _too_busy(
+    composition: Composition, activations: _Activations, lasting: int, device: DeviceFacts
+) -> Refusal:
+    """All would fit but for the activations: the setting that makes the most of them is at fault."""
+    if activations.of_tokens > activations.of_sequences:
+        key, value, size = "max_num_batched_tokens", composition.max_num_batched_tokens, "tokens"
+        num_bytes, also = activations.of_tokens, ""
+    else:
+        key, value, size = "max_num_seqs", composition.max_num_seqs, "sequences"
+        num_bytes = activations.of_sequences
+        also = f" of up to {composition.max_model_len} tokens"
+    return Refusal(
+        code="memory",
+        plugin="",
+        message=f"scheduler.{key}: the activations of {value} {size}{also} take {_size(num_bytes)},"
+        f" beside weights of {_size(lasting)}, and {device.name} has"
+        f" {_size(device.total_bytes)}, of which {_size(device.available_bytes)} are free",
+        fix=f"lower scheduler.{key}" + (" or max_model_len" if also else ""),
+    )
 
 
 def _blocks_of(composition: Composition, group: KVGroup, num_tokens: int) -> int:
@@ -295,7 +333,7 @@ def _too_long(
         plugin="",
         message=f"max_model_len: one sequence of {composition.max_model_len} tokens takes"
         f" {_size(needed)} of KV, and the pool has {_size(budget)}",
-        fix=f"max_model_len: {longest}" if longest else "raise kv_cache.memory",
+        fix=f"max_model_len: {longest}" if longest >= MIN_MODEL_LEN else "raise kv_cache.memory",
     )
 
 

@@ -121,7 +121,7 @@ class Chooser:
                 "nothing_fits",
                 f"{wanted.key}: nothing installed fits"
                 + (f": {'; '.join(against)}" if against else ""),
-                fix=_install(wanted),
+                fix=_install(wanted) or self._left_out(wanted),
             )
             return None
         best = max(fitting, key=lambda offer: offer.entry.priority)
@@ -141,6 +141,10 @@ class Chooser:
         if found:
             return self.settle(wanted.key, found)
         names = sorted({offer.entry.name for offer in offers})
+        left_out = self._left_out(wanted)
+        if left_out:
+            self.refuse("disabled", f"{wanted.key}: {wanted.name!r} is disabled", fix=left_out)
+            return None
         broken = self._broken(wanted)
         if broken is not None:
             is_version = isinstance(broken.error, InterfaceVersionRefused)
@@ -155,6 +159,13 @@ class Chooser:
             fix=_install(wanted) or self._look_at_the_broken(),
         )
         return None
+
+    def _left_out(self, wanted: Wanted) -> str:
+        """What to do where a disabled plugin provides what is wanted, or something for `auto`."""
+        is_open = wanted.name in ("auto", "on")
+        return self.catalog.left_out(
+            wanted.interface, lambda entry: is_open or entry.name == wanted.name
+        )
 
     def _look_at_the_broken(self) -> str:
         """Where to look when what provides a name cannot be told: a manifest is not readable."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.metadata import EntryPoint, distributions
@@ -67,6 +67,18 @@ class Catalog:
             == manifest.origin.plugin
         ]
         return sorted(found, key=lambda offer: (offer.entry.name, offer.origin.plugin))
+
+    def left_out(self, interface: str, provides: Callable[[Provides], bool]) -> str:
+        """What to do where a plugin that `plugins.disable` names would provide a thing; "" where
+        none would."""
+        names = [
+            manifest.origin.plugin
+            for manifest in self.disabled
+            if any(entry.interface == interface and provides(entry) for entry in manifest.provides)
+        ]
+        return (
+            f"take {', '.join(names)}, which provides it, out of plugins.disable" if names else ""
+        )
 
     def manifest(self, plugin: str) -> Manifest:
         """A plugin's manifest, by its name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from pegboard.plugins.composition import Part
 from pegboard.plugins.discovery import Catalog, Offer
 from pegboard.plugins.known import suggestion
 from pegboard.plugins.loader import resolve_dotted
+from pegboard.plugins.manifest import Provides
 
 
 def inspect_checkpoint(catalog: Catalog, path: Path) -> tuple[CheckpointFacts, Part]:
@@ -35,6 +36,12 @@ def inspect_checkpoint(catalog: Catalog, path: Path) -> tuple[CheckpointFacts, P
         best = _best(fitting)
         describe = resolve_dotted(best.entry.describe or "", best.origin)
         return describe(path), _part(best)
+    _check_not_left_out(
+        catalog,
+        "checkpoint_source",
+        str(path),
+        lambda entry: any(fnmatch(name, pattern) for pattern in entry.files for name in names),
+    )
     for name in names:
         pattern = f"*{Path(name).suffix}"
         distribution = suggestion("checkpoint_source", pattern)
@@ -86,6 +93,12 @@ def inspect_model(catalog: Catalog, facts: CheckpointFacts) -> tuple[ModelShape,
         best = _best(fitting)
         describe = resolve_dotted(best.entry.describe or "", best.origin)
         return describe(facts.config), _part(best)
+    _check_not_left_out(
+        catalog,
+        "model",
+        f"{facts.path}: architectures",
+        lambda entry: any(name in entry.architectures for name in architectures),
+    )
     distribution = next(filter(None, (suggestion("model", name) for name in architectures)), None)
     raise CheckpointError(
         f"{facts.path}: architectures",
@@ -93,6 +106,15 @@ def inspect_model(catalog: Catalog, facts: CheckpointFacts) -> tuple[ModelShape,
         allowed=", ".join(name for offer in offers for name in offer.entry.architectures),
         fix=f"pip install {distribution}" if distribution else "",
     )
+
+
+def _check_not_left_out(
+    catalog: Catalog, interface: str, thing: str, provides: Callable[[Provides], bool]
+) -> None:
+    """Raises CheckpointError when a plugin that the config disables would do."""
+    left_out = catalog.left_out(interface, provides)
+    if left_out:
+        raise CheckpointError(thing, "the plugin that reads it is disabled", fix=left_out)
 
 
 def _best(offers: Sequence[Offer]) -> Offer:

@@ -117,6 +117,10 @@ class _Search:
         families = self.chooser.catalog.offers("kernel")
         found = [offer for offer in families if offer.entry.name == name]
         if not found:
+            left_out = self.chooser.catalog.left_out("kernel", lambda entry: entry.name == name)
+            if left_out:
+                self.chooser.refuse("disabled", f"kernels: {name!r} is disabled", fix=left_out)
+                return None
             names = ", ".join(sorted({offer.entry.name for offer in families}))
             self.chooser.refuse(
                 "not_installed",
@@ -179,7 +183,11 @@ class _Search:
             + (" that promises row_invariant" if invariant else "")
             + f" for {weight_format} weights in {chooser.dtype} on {chooser.device.kind}",
             plugin=name,
-            fix="numerics: auto" if invariant else "",
+            fix="numerics: auto"
+            if invariant
+            else chooser.catalog.left_out(
+                "kernel", lambda entry: any(self.serves(o, needed) for o in entry.operations)
+            ),
         )
 
 

@@ -10,11 +10,14 @@ from types import ModuleType
 from typing import Any
 
 import pluggy
+from pydantic import BaseModel
 
+from pegboard.config_values import shown
 from pegboard.errors import (
     FactoryFailed,
     HookSignatureWrong,
     ManifestHookMismatch,
+    ManifestInvalid,
     PluginImportFailed,
     UnknownHook,
 )
@@ -78,6 +81,24 @@ def resolve_dotted(dotted: Dotted, origin: Origin) -> Any:
         ) from problem
 
 
+def resolve_model(dotted: Dotted, origin: Origin) -> type[BaseModel]:
+    """The pydantic model that `module:name` of a manifest means.
+
+    Raises:
+        PluginImportFailed: as `resolve_dotted`.
+        ManifestInvalid: it means something else.
+    """
+    model = resolve_dotted(dotted, origin)
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise ManifestInvalid(
+            origin.plugin,
+            f"its manifest names {dotted!r}, which is {shown(model)}",
+            origin=str(origin),
+            allowed="a subclass of pydantic.BaseModel",
+        )
+    return model
+
+
 def _import_file(origin: Origin) -> ModuleType:
     loaded = sys.modules.get(origin.module)
     if loaded is not None and loaded.__file__ == origin.path:
@@ -123,6 +144,14 @@ def _register(manifest: Manifest) -> dict[tuple[str, str], Callable[..., Any]]:
                     origin=str(origin),
                     allowed="a mapping of names to factories",
                 )
+            odd = [name for name in provided if not isinstance(name, str)]
+            if odd:
+                raise ManifestHookMismatch(
+                    origin.plugin,
+                    f"{contract.hook} returned a mapping of {shown(odd[0])}",
+                    origin=str(origin),
+                    allowed="a mapping of names to factories",
+                )
             factories |= {(interface, name): factory for name, factory in provided.items()}
     _compare(manifest, set(factories))
     return factories
@@ -132,7 +161,7 @@ def _called(hook: Callable[[], list[Any]], origin: Origin) -> list[Any]:
     """What the plugin's implementation of a hook returned, if it has one."""
     try:
         return hook()
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise FactoryFailed(
             origin.plugin,
             f"one of its hooks failed: {type(problem).__name__}: {problem}",

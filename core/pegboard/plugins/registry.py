@@ -52,7 +52,7 @@ class Registry:
             product = factory(*arguments)
         except UserError:
             raise
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:  # a factory that calls sys.exit has failed too
             raise FactoryFailed(
                 origin.plugin,
                 f"making {entry.interface} {entry.name!r} failed:"
@@ -86,7 +86,8 @@ def validate_options(part: Part, model: type[BaseModel] | None) -> BaseModel | N
     """The part's options by its options model.
 
     Raises:
-        OptionsInvalid: they do not fit; each problem with its whole path in the config.
+        OptionsInvalid: they do not fit, or name what the model does not have; each problem with its
+            whole path in the config.
     """
     if model is None:
         if part.options:
@@ -97,10 +98,13 @@ def validate_options(part: Part, model: type[BaseModel] | None) -> BaseModel | N
             )
         return None
     try:
-        return model.model_validate(part.options)
+        # An option that would be ignored is a mistake, whatever the model thinks of it.
+        takes_any = model.model_config.get("extra") == "allow"
+        return model.model_validate(part.options, extra=None if takes_any else "forbid")
     except ValidationError as problem:
         lines = [
-            ".".join((part.path, *map(str, error["loc"]))) + f": {error['msg']}"
+            ".".join((part.path, *map(str, error["loc"])))
+            + (": no such option" if error["type"] == "extra_forbidden" else f": {error['msg']}")
             for error in problem.errors()
         ]
         raise OptionsInvalid(

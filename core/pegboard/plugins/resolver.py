@@ -24,6 +24,10 @@ from pegboard.plugins.manifest import OBJECT, Manifest
 
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_NUM_SPECULATIVE_TOKENS = 4
+MAX_THREADS_PER_CORE = 8
+"""More threads than that for each core can only be a mistake, and each has a stack."""
+MIN_MODEL_LEN = 2
+"""A token of the prompt and one of the output."""
 DTYPES = {
     "cpu": ("float32", "bfloat16", "float16", "float64"),
     "cuda": ("bfloat16", "float16", "float32"),
@@ -73,6 +77,7 @@ def resolve(
         decisions=decisions,
     )
     max_model_len = _max_model_len(config, shape, chooser)
+    num_threads = _num_threads(config, chooser)
     parts = _choose_parts(config, inspected, chooser)
     kernels = choose_kernels(
         chooser,
@@ -100,7 +105,7 @@ def resolve(
         shape=shape,
         dtype=dtype,
         device=device.kind,
-        num_threads=device.num_threads if config.threads == "auto" else config.threads,
+        num_threads=num_threads,
         seed=config.seed,
         max_model_len=max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
@@ -186,7 +191,28 @@ def _max_model_len(config: Config, shape: ModelShape, chooser: Chooser) -> int:
             f" of {shape.max_position} tokens",
             fix=f"max_model_len: {shape.max_position}",
         )
+    if config.max_model_len < MIN_MODEL_LEN:
+        chooser.refuse(
+            "max_model_len",
+            f"max_model_len: {config.max_model_len} has no room for a token of the prompt and one of"
+            " the output",
+            fix=f"max_model_len: {MIN_MODEL_LEN} or more",
+        )
     return config.max_model_len
+
+
+def _num_threads(config: Config, chooser: Chooser) -> int:
+    cores = chooser.device.num_threads
+    if config.threads == "auto":
+        return cores
+    if config.threads > MAX_THREADS_PER_CORE * cores:
+        chooser.refuse(
+            "threads",
+            f"threads: {config.threads}; allowed: at most {MAX_THREADS_PER_CORE * cores},"
+            f" {MAX_THREADS_PER_CORE} for each core that this process may use",
+            fix=f"threads: {cores}",
+        )
+    return config.threads
 
 
 def _choose_parts(config: Config, inspected: Inspected, chooser: Chooser) -> dict[str, Part]:

@@ -10,7 +10,7 @@ from pegboard.interfaces.drafter import Drafter, Observation
 from pegboard.runner.drafts import DraftTable
 from pegboard.runner.inputs import StepInputs
 from pegboard.runner.verification import Accepted
-from pegboard.step import Bool, Drafts, Int32, StepBatch
+from pegboard.step import Bool, Drafts, Int32, StepBatch, read_only
 
 
 def observe(
@@ -19,15 +19,16 @@ def observe(
     """What the step computed and kept; a row that sampled nothing may not get drafts."""
     kept = np.flatnonzero(_kept(inputs, accepted))
     lengths = inputs.num_chunk + accepted.num_accepted
+    propose = np.where(accepted.num_committed > 0, batch.propose, 0)
     return Observation(
-        rows=batch.rows,
-        offsets=starts(lengths),
-        token_ids=inputs.token_ids[kept].astype(np.int32),
-        positions=inputs.positions[kept].astype(np.int32),
+        rows=read_only(batch.rows),
+        offsets=read_only(starts(lengths)),
+        token_ids=read_only(inputs.token_ids[kept].astype(np.int32)),
+        positions=read_only(inputs.positions[kept].astype(np.int32)),
         taps={layer: hidden[torch.from_numpy(kept)] for layer, hidden in taps.items()},
-        next_offsets=starts(accepted.num_committed),
-        next_token_ids=accepted.committed(),
-        propose=np.where(accepted.num_committed > 0, batch.propose, 0).astype(np.int32),
+        next_offsets=read_only(starts(accepted.num_committed)),
+        next_token_ids=read_only(accepted.committed()),
+        propose=read_only(propose.astype(np.int32)),
     )
 
 

@@ -26,6 +26,7 @@ class Loaded:
     """Everything that a step runs on."""
 
     device: torch.device
+    num_threads: int
     groups: tuple[KVGroup, ...]
     attention: AttentionBackend
     drafter: Drafter
@@ -42,7 +43,7 @@ def load(parts: WorkerParts) -> Loaded:
     Raises:
         CheckpointError: a weight cannot be loaded.
     """
-    torch.set_num_threads(parts.num_threads)
+    use_threads(parts.num_threads)
     device = torch.device(parts.device)
     model = parts.build_model(_layer_builder(parts))
     kv = kv_tensors.allocate(parts.groups, parts.num_blocks, parts.layouts, device)
@@ -52,6 +53,7 @@ def load(parts: WorkerParts) -> Loaded:
     sample = cast(SampleKernel, parts.kernels["sample"])
     return Loaded(
         device=device,
+        num_threads=parts.num_threads,
         groups=parts.groups,
         attention=parts.attention,
         drafter=parts.drafter,
@@ -61,6 +63,12 @@ def load(parts: WorkerParts) -> Loaded:
         processors=processors,
         sampler=Sampler(model, sample, processors, rows),
     )
+
+
+def use_threads(num_threads: int) -> None:
+    """torch's threads are the process's: each worker in it sets its own number before it computes."""
+    if torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)
 
 
 def _layer_builder(parts: WorkerParts) -> LayerBuilder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,12 @@ from numpy.typing import NDArray
 from pegboard.interfaces.logits_processor import LogitRow, LogitsProcessor
 from pegboard.runner.inputs import StepInputs, node_path
 from pegboard.runner.rows import Rows
-from pegboard.step import Bool
+from pegboard.step import Bool, read_only
 
 Int64 = NDArray[np.int64]
+
+PLUGIN_FAILURES = (Exception, SystemExit)
+"""A processor that calls sys.exit has failed its rows, and ends nothing else."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,21 +50,27 @@ class ProcessorChain:
         self._refused: dict[int, str] = {}
 
     def admit(self, row: int, params: Mapping[str, Mapping[str, Any]]) -> None:
-        """Admits a row to the processors that its request names. One that raises fails the row."""
+        """Admits a row to the processors that its request names, and to no other. One that raises
+        fails the row."""
+        self.release(row)
         for name, values in params.items():
             try:
-                self._processors[name].admit(row, values)
+                # Theirs to keep: nobody else sees what a processor does to them.
+                self._processors[name].admit(row, deepcopy(values))
                 self._admitted[name][row] = True
-            except Exception as error:
+            except PLUGIN_FAILURES as error:
                 self._refused[row] = _failure(name, error)
 
     def release(self, row: int) -> None:
-        """Takes a row from all processors."""
+        """Takes a row from all processors. One that raises has none the less lost the row."""
         self._refused.pop(row, None)
         for name, admitted in self._admitted.items():
             if admitted[row]:
                 admitted[row] = False
-                self._processors[name].release(row)
+                try:
+                    self._processors[name].release(row)
+                except PLUGIN_FAILURES:
+                    _log.exception("logits processor %r: releasing row %d raised", name, row)
 
     def apply(self, logits: torch.Tensor, inputs: StepInputs) -> Processed:
         """Lets the processors change logits, float32 [L, vocab_size], in place."""
@@ -69,32 +79,44 @@ class ProcessorChain:
         usable = ~np.isin(owners, list(failed))
         for name, admitted in self._admitted.items():
             chosen = np.flatnonzero(admitted[owners] & usable)
-            line = self._run(name, logits, chosen, inputs)
-            drafts = inputs.logit_nodes[chosen] > 0
-            if line is not None and drafts.any():
+            for at, line in self._run(name, logits, chosen, inputs).items():
+                usable[at] = False
                 # A wrong guess may be what it could not bear, and must not end a request.
-                usable[chosen[drafts]] = False
-                chosen = chosen[~drafts]
-                line = self._run(name, logits, chosen, inputs)
-            if line is not None:
-                usable[chosen] = False
-                failed.update(dict.fromkeys(owners[chosen].tolist(), line))
+                if not inputs.logit_nodes[at]:
+                    failed[int(owners[at])] = line
         return Processed(usable, failed)
 
     def _run(
         self, name: str, logits: torch.Tensor, chosen: Int64, inputs: StepInputs
-    ) -> str | None:
-        """Runs a processor on some logit rows; all change, or none does and a line says why."""
+    ) -> dict[int, str]:
+        """Runs a processor on some logit rows, together; if it raises, on each alone.
+
+        Returns:
+            A line for each logit row that it failed on; their logits are as they were.
+        """
         if not len(chosen):
-            return None
-        index = torch.from_numpy(chosen).to(logits.device)
-        changed = logits[index]
+            return {}
         try:
-            self._processors[name].apply(changed, [self._view(at, inputs) for at in chosen])
-        except Exception as error:
-            return _failure(name, error)
-        logits[index] = changed
-        return None
+            self._change(name, logits, chosen, inputs)
+            return {}
+        except PLUGIN_FAILURES as error:
+            if len(chosen) == 1:
+                return {int(chosen[0]): _failure(name, error)}
+        failures: dict[int, str] = {}
+        for at in chosen:
+            failures |= self._run(name, logits, at[None], inputs)
+        return failures
+
+    def _change(self, name: str, logits: torch.Tensor, chosen: Int64, inputs: StepInputs) -> None:
+        """All of the rows change, or it raises and none does."""
+        changed = logits[torch.from_numpy(chosen).to(logits.device)]
+        shape, dtype = changed.shape, changed.dtype
+        self._processors[name].apply(changed, [self._view(at, inputs) for at in chosen])
+        if (changed.shape, changed.dtype) != (shape, dtype):
+            raise ValueError(
+                f"it made {changed.dtype} {list(changed.shape)} of {dtype} {list(shape)} logits"
+            )
+        logits[torch.from_numpy(chosen).to(logits.device)] = changed
 
     def _view(self, at: int, inputs: StepInputs) -> LogitRow:
         i = inputs.owner[inputs.logit_tokens[at]]
@@ -107,10 +129,11 @@ class ProcessorChain:
             row=row,
             position=len(history),
             num_prompt_tokens=int(self._rows.num_prompt[row]),
-            history=history,
+            history=read_only(history),
         )
 
 
-def _failure(name: str, error: Exception) -> str:
+def _failure(name: str, error: BaseException) -> str:
     _log.warning("logits processor %r failed", name, exc_info=error)
-    return " ".join(f"logits processor {name!r} failed: {type(error).__name__}: {error}".split())
+    line = f"logits processor {name!r} failed: {type(error).__name__}: {error}"
+    return " ".join(line.split()).removesuffix(":")

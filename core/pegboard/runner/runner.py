@@ -14,7 +14,7 @@ from pegboard.interfaces.executor import Worker
 from pegboard.runner import kv_tensors
 from pegboard.runner.drafting import observe, redraft, starts
 from pegboard.runner.inputs import StepInputs, attention_batch, build_inputs
-from pegboard.runner.loading import Loaded, load
+from pegboard.runner.loading import Loaded, load, use_threads
 from pegboard.runner.parts import WorkerParts
 from pegboard.runner.verification import Accepted, accept, moves
 from pegboard.step import GroupUpdate, Int32, StepBatch, StepResult
@@ -45,6 +45,7 @@ class Runner(Worker):
             EngineError: host and worker disagree, or the drafter broke its contract.
         """
         on = self._running()
+        use_threads(on.num_threads)
         times = [time.perf_counter()]
         _update_rows(on, batch)
         inputs = build_inputs(on.rows, batch)
@@ -110,6 +111,9 @@ def _update_rows(on: Loaded, batch: StepBatch) -> None:
         on.processors.release(release.row)
         on.rows.release(release.row)
     for admission in batch.admitted:
+        num_held = int(on.rows.num_known[admission.row])
+        if num_held:
+            on.drafter.release(admission.row, num_held)
         on.rows.admit(admission)
         on.processors.admit(admission.row, admission.processors)
         on.drafter.admit(admission)

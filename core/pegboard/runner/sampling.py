@@ -12,7 +12,7 @@ from pegboard.interfaces.kernel import SampleKernel, SampleRows
 from pegboard.interfaces.model import Model
 from pegboard.runner import logprobs
 from pegboard.runner.inputs import StepInputs
-from pegboard.runner.processor_chain import ProcessorChain
+from pegboard.runner.processor_chain import Processed, ProcessorChain
 from pegboard.runner.rows import Rows
 from pegboard.runner.verification import Accepted
 from pegboard.step import Bool, Logprobs
@@ -22,6 +22,8 @@ Int64 = NDArray[np.int64]
 _PROMPT_POSITIONS = 128
 """Prompt positions whose logits exist at a time: a vocabulary of floats each."""
 
+_IMPOSSIBLE = "no token can be sampled: the logits are all -inf, or one of them is NaN"
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -29,7 +31,7 @@ class Sampled:
 
     Attributes:
         token_ids: int64 [L].
-        usable: bool [L], False where a processor failed.
+        usable: bool [L], False where a processor failed, or no token is possible.
         failed: row to a line, for rows whose request ends.
         raw_logits: float32 [W, vocab_size], unprocessed, of the logit rows that want logprobs.
         raw_index: int64 [L], where a logit row's are; void for others.
@@ -62,6 +64,7 @@ class Sampler:
         wants = self._rows.num_logprobs[inputs.rows[inputs.logit_owner]] >= 0
         raw = logits[torch.from_numpy(np.flatnonzero(wants)).to(device)]
         processed = self._processors.apply(logits, inputs)
+        _refuse_impossible(logits, inputs, processed)
         tokens = np.zeros(0, dtype=np.int64)
         if len(at):
             tokens = self._kernel.sample(logits, self._parameters(inputs, device)).cpu().numpy()
@@ -129,3 +132,18 @@ class Sampler:
             position=tensor(positions),
             index=tensor(table.index[rows]),
         )
+
+
+def _refuse_impossible(logits: torch.Tensor, inputs: StepInputs, processed: Processed) -> None:
+    """Takes out logit rows from which nothing can be sampled. One NaN makes the maximum NaN."""
+    if not len(inputs.logit_tokens):
+        return
+    impossible = ~(logits.amax(dim=1) > -torch.inf)
+    if not bool(impossible.any()):
+        return
+    logits[impossible] = 0.0
+    rows = inputs.rows[inputs.logit_owner]
+    for at in np.flatnonzero(impossible.cpu().numpy()):
+        processed.usable[at] = False
+        if not inputs.logit_nodes[at]:
+            processed.failed.setdefault(int(rows[at]), _IMPOSSIBLE)

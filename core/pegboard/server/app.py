@@ -34,6 +34,9 @@ State = Literal["loading", "ready", "draining", "dead"]
 Reply = Callable[[Call, Submission, TokenTexts], Coroutine[Any, Any, msgspec.Struct]]
 Chunks = Callable[[Call, Submission, TokenTexts], AsyncIterator[Chunk]]
 
+BODIES_TOGETHER = 32
+"""So many of the largest bodies may be in memory at a time."""
+
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -132,7 +135,8 @@ def create_app(service: Service) -> FastAPI:
     _add_operator_routes(app, service, registry)
     install_handlers(app)
     app.add_exception_handler(ClientGone, _client_gone)
-    app.add_middleware(LimitBody, max_bytes=service.config.limits.body)
+    max_bytes = service.config.limits.body
+    app.add_middleware(LimitBody, max_bytes=max_bytes, max_together=BODIES_TOGETHER * max_bytes)
     if service.api_keys:
         app.add_middleware(RequireKey, keys=service.api_keys)
     app.add_middleware(CountRequests, metrics=HttpMetrics(registry))

@@ -14,6 +14,7 @@ import msgspec
 
 from pegboard.chat_template import ChatTemplate
 from pegboard.errors import EngineError, RequestError
+from pegboard.server.keys import without_keys
 from pegboard.server.template_process import Chat, Rendered, Template
 
 RENDER_S = 2.0
@@ -96,7 +97,7 @@ class ChatRenderer:
             except TimeoutError:
                 refusal = f"the model's chat template takes over {self._render_s:g} s for them"
             except (OSError, asyncio.IncompleteReadError):
-                refusal = "the model's chat template takes too much memory for them"
+                refusal = "the model's chat template ends its process with them"
             logger.warning("the chat template's process is started anew: %s", refusal)
             await self._end()
             return Rendered(refusal=refusal)
@@ -106,7 +107,9 @@ class ChatRenderer:
             return self._process
         module = f"{__package__}.template_process"
         command = (sys.executable, "-P", "-m", module, str(os.getpid()))
-        self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, env=without_keys(os.environ)
+        )
         try:
             async with asyncio.timeout(START_S):
                 await _ask(self._process, self._start)

@@ -16,6 +16,7 @@ import zmq.asyncio
 
 from pegboard.errors import EngineDied, EngineError, PegboardError, UserError
 from pegboard.request import Request
+from pegboard.server.keys import without_keys
 from pegboard.server.messages import (
     Abort,
     Add,
@@ -106,7 +107,11 @@ class EngineClient:
             self._socket.bind(address)
             # The child reads its input to learn of this process's end, so the pipe stays open.
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, address, str(os.getpid()), stdin=PIPE
+                *self._command,
+                address,
+                str(os.getpid()),
+                stdin=PIPE,
+                env=without_keys(os.environ),
             )
             self._tasks = [
                 asyncio.create_task(self._receive()),

@@ -37,6 +37,7 @@ from pegboard.server.messages import (
     decode_to_engine,
     encode,
 )
+from pegboard.server.startup_lines import log_loaded
 
 STATUS_PERIOD_S = 1.0
 
@@ -164,7 +165,9 @@ def _serve(channel: Channel) -> None:
     if isinstance(start, Stop):
         return
     assert isinstance(start, Start)
+    started = time.monotonic()
     engine, prepared = _load(from_wire(start.prepared), channel)
+    log_loaded(prepared, time.monotonic() - started)
     try:
         composition = prepared.composition
         channel.send(Ready(composition.max_model_len, composition.digest, os.getpid()))

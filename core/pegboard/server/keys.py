@@ -34,6 +34,11 @@ def read_keys(configured: Sequence[str] | None, environment: Mapping[str, str]) 
     return keys
 
 
+def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for child processes, which have no use for the keys."""
+    return {name: value for name, value in environment.items() if name != VARIABLE}
+
+
 def _expand(entry: str) -> Sequence[str]:
     if not entry.startswith(FILE):
         return [entry]

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pegboard.server.failures import ApiError
+from pegboard.server.failures import RETRY_AFTER, ApiError
 
 PUBLIC_PATHS = frozenset({"/health", "/live", "/ready"})
 """Probes carry no key; everything else needs one."""
@@ -54,11 +54,14 @@ class RequireKey:
 
 
 class LimitBody:
-    """Refuses bodies over a number of bytes with 413, whether or not they state their length."""
+    """Refuses bodies over a number of bytes with 413, whether or not they state their length; and with
+    503 those that come while others fill the memory meant for all."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_together: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_together = max_together
+        self._num_held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,12 +74,19 @@ class LimitBody:
         async def receive_limited() -> Message:
             nonlocal num_bytes
             message = await receive()
-            num_bytes += len(message.get("body", b""))
+            added = len(message.get("body", b""))
+            num_bytes += added
+            self._num_held += added
             if num_bytes > self._max_bytes:
                 raise HTTPException(413, self._refusal())
+            if self._num_held > self._max_together:
+                raise HTTPException(503, "too many bodies are being read", headers=RETRY_AFTER)
             return message
 
-        return await self._app(scope, receive_limited, send)
+        try:
+            return await self._app(scope, receive_limited, send)
+        finally:
+            self._num_held -= num_bytes
 
     def _refusal(self) -> str:
         return f"the body is too large; allowed: at most {self._max_bytes} bytes"

@@ -24,6 +24,7 @@ from pegboard.server.keys import read_keys
 from pegboard.server.logs import configure_logging
 from pegboard.server.messages import Start
 from pegboard.server.served_model import ServedModel, Tokenizer
+from pegboard.server.startup_lines import log_settings
 
 DRAIN_S = 30.0
 """How long open requests may go on after the first signal."""
@@ -33,6 +34,9 @@ FAREWELL_S = 5.0
 
 KEEP_ALIVE_S = 75
 """Longer than the idle times of common load balancers, so that they close first."""
+
+UNREAD_MS = 60_000
+"""How long what was sent may stay unread, before the system closes the connection."""
 
 MAX_HEADER_BYTES = 64 * 1024
 
@@ -45,6 +49,7 @@ def serve(config: Config) -> int:
     api_keys = read_keys(config.server.api_keys, os.environ)
     with _listen(config.server.host, config.server.port) as listener:
         prepared = prepare(config)
+        log_settings(config)
         tokenizer = load_tokenizer(prepared)
         renderer = None
         if tokenizer is not None and tokenizer.chat_template is not None:
@@ -169,6 +174,8 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError("server.host", f"{host}: {error.strerror or error}") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # inherited by its connections
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
         listener.bind(address)
         # Only a listening socket keeps another server from the same address.
         listener.listen()

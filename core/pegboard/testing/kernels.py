@@ -21,6 +21,7 @@ import pytest
 from pegboard.interfaces.kernel import Kernel, KernelContext
 from pegboard.interfaces.quantizer import LinearWeight
 from pegboard.testing.attention_reference import rotate_reference
+from pegboard.testing.linear_weight import dense
 
 if TYPE_CHECKING:
     import torch
@@ -105,21 +106,6 @@ class LinearContract(KernelContract):
         zeros = self.random(*groups, dtype="float32").round()
         return LinearWeight(format, shape, codes=codes.to(self.device), scales=scales, zeros=zeros)
 
-    def dense(self, weight: LinearWeight) -> torch.Tensor:
-        """The weight in float64."""
-        import torch
-
-        if weight.values is not None:
-            return weight.values.double()
-        assert weight.codes is not None and weight.scales is not None
-        size = weight.shape[1] // weight.scales.shape[1]
-        group = torch.arange(weight.shape[1], device=self.device) // size
-        if weight.group_map is not None:
-            group = weight.group_map.long()
-        zeros = torch.zeros_like(weight.scales) if weight.zeros is None else weight.zeros
-        centred = weight.codes.double() - zeros[:, group].double()
-        return centred * weight.scales[:, group].double()
-
     def test_linear_is_the_product(self, make: MakeKernel) -> None:
         for dtype in self.dtypes:
             for format in self.formats:
@@ -129,7 +115,7 @@ class LinearContract(KernelContract):
                     packed = kernel.prepare(weight)
                     for batch in BATCHES:
                         x = self.random(batch, shape[1], dtype=dtype)
-                        expected = x.double() @ self.dense(weight).T
+                        expected = x.double() @ dense(weight).T
                         self.close(kernel.linear(x, packed), expected, dtype, scale=4)
 
     def test_gathered_rows_are_the_weights_rows(self, make: MakeKernel) -> None:
@@ -143,7 +129,7 @@ class LinearContract(KernelContract):
                 weight = self.weight(format, (517, 40), dtype)
                 ids = torch.tensor([0, 516, 3, 3, 77], device=self.device)
                 rows = kernel.gather_rows(kernel.prepare(weight), ids)
-                self.close(rows, self.dense(weight)[ids], dtype)
+                self.close(rows, dense(weight)[ids], dtype)
 
     def test_input_is_not_changed(self, make: MakeKernel) -> None:
         kernel = self.kernel(make, self.dtypes[0], self.formats[0])

@@ -1,18 +1,15 @@
-"""The built-in kernels keep their contracts."""
+"""The built-in kernels keep their contracts: what the factory makes, as engines get it."""
 
 from __future__ import annotations
 
-import pytest
+from typing import ClassVar
 
-from pegboard.builtin.torch_kernels import (
-    TorchLinear,
-    TorchPanelLinear,
-    TorchRMSNorm,
-    TorchRotary,
-    TorchSiluMul,
-)
-from pegboard.builtin.torch_sampler import TorchSample
+import pytest
+import torch
+
+from pegboard.builtin.torch_kernels import torch_kernel
 from pegboard.testing.kernels import (
+    KernelContract,
     LinearContract,
     MakeKernel,
     RMSNormContract,
@@ -24,47 +21,37 @@ from pegboard.testing.sample import SampleContract
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
-class TestTorchLinear(LinearContract):
-    dtypes = DTYPES
+class Torch(KernelContract):
+    """Made by the plugin's factory, which picks by operation and device."""
+
+    dtypes: ClassVar[tuple[str, ...]] = DTYPES
 
     @pytest.fixture
     def make(self) -> MakeKernel:
-        return TorchLinear
+        return torch_kernel
 
 
-class TestTorchPanelLinear(LinearContract):
-    dtypes = DTYPES
-
-    @pytest.fixture
-    def make(self) -> MakeKernel:
-        return TorchPanelLinear
+class TestLinear(Torch, LinearContract):
+    pass
 
 
-class TestTorchRMSNorm(RMSNormContract):
-    dtypes = DTYPES
-
-    @pytest.fixture
-    def make(self) -> MakeKernel:
-        return TorchRMSNorm
+class TestRMSNorm(Torch, RMSNormContract):
+    pass
 
 
-class TestTorchRotary(RotaryContract):
-    dtypes = DTYPES
-
-    @pytest.fixture
-    def make(self) -> MakeKernel:
-        return TorchRotary
+class TestRotary(Torch, RotaryContract):
+    pass
 
 
-class TestTorchSiluMul(SiluMulContract):
-    dtypes = DTYPES
-
-    @pytest.fixture
-    def make(self) -> MakeKernel:
-        return TorchSiluMul
+class TestSiluMul(Torch, SiluMulContract):
+    pass
 
 
-class TestTorchSample(SampleContract):
-    @pytest.fixture
-    def make(self) -> MakeKernel:
-        return TorchSample
+class TestSample(Torch, SampleContract):
+    dtypes = ("float32",)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestLinearOnCuda(TestLinear):
+    device = "cuda"

@@ -325,3 +325,23 @@ def test_what_exists_or_does_not_is_refused(change: str) -> None:
     with pytest.raises(ValueError):
         calls[change]()
     assert pool.ledger() == before
+
+
+def test_what_is_taken_back_is_not_noted_for_later() -> None:
+    """The inverse of naming a page is to forget it, which has an inverse too."""
+    allocator, _ = _pool(5)
+    allocator.grow(1, 8)
+    before = allocator.ledger()
+    for group in (0, 0):
+        with pytest.raises(KeyError), allocator.transaction():
+            with pytest.raises(ZeroDivisionError), allocator.transaction():
+                for page in allocator.pages(1)[group]:
+                    allocator.retain(group, page)
+                allocator.pin("name", 1, 1.0)
+                allocator.unpin("name")
+                raise ZeroDivisionError
+            assert allocator.ledger() == before
+            raise KeyError
+        assert allocator.ledger() == before
+    allocator.release(1)
+    assert allocator.ledger()[0].free == 4

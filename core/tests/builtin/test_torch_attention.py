@@ -25,7 +25,7 @@ HEADS, KV_HEADS, HEAD_DIM = 6, 2, 24
 def test_a_mixed_step_equals_dense_attention(
     monkeypatch: pytest.MonkeyPatch, block_size: int, window: int | None, tile_elements: int
 ) -> None:
-    monkeypatch.setattr(torch_attention, "_TILE_ELEMENTS", tile_elements)
+    monkeypatch.setattr(torch_attention, "TILE_ELEMENTS", tile_elements)
     # Tokens in KV and tokens of the step: prefills of several tiles, spans of one length, decodes.
     computed = [0, 260, 17, 300, 5, 0, 1, 64]
     lengths = [333, 129, 5, 5, 5, 1, 1, 1]

@@ -77,9 +77,7 @@ def keeps_names_of_evicted_pages(base: type) -> type:
 
 def references_pages_it_was_not_given(base: type) -> type:
     class Cache(base):  # type: ignore[misc]
-        def publish(
-            self, prefix: Prefix, pages: Sequence[Sequence[int]]
-        ) -> list[tuple[int, int]]:
+        def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
             return [*super().publish(prefix, pages), (0, 63), (0, 0)]
 
     return Cache

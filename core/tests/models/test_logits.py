@@ -22,7 +22,14 @@ from pegboard.errors import CheckpointError
 from pegboard.interfaces.attention import AttentionBackend, AttentionBatch, RotaryTable
 from pegboard.interfaces.kernel import Kernel, KernelContext, RotaryKernel
 from pegboard.interfaces.model import ModelShape
-from pegboard.interfaces.quantizer import QuantizerContext, WeightSpec
+from pegboard.interfaces.quantizer import (
+    LinearWeight,
+    Quantizer,
+    QuantizerContext,
+    Scheme,
+    StoredParameter,
+    WeightSpec,
+)
 from pegboard.models.layers import LayerBuilder
 from pegboard.models.llama import Llama, build
 from pegboard.models.shape import describe
@@ -157,8 +164,38 @@ class InPlaceRMSNorm(TorchRMSNorm):
         return x, residual
 
 
+class OtherFormat(Scheme):
+    """A scheme under the name of another format."""
+
+    format = "other"
+
+    def __init__(self, scheme: Scheme) -> None:
+        self._scheme = scheme
+
+    @property
+    def parameters(self) -> tuple[StoredParameter, ...]:
+        return self._scheme.parameters
+
+    def load(self, parameters: Mapping[str, torch.Tensor]) -> LinearWeight:
+        return replace(self._scheme.load(parameters), format="other")
+
+    def dequantize(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self._scheme.dequantize(parameters)
+
+
+class MixedFormats(Unquantized):
+    """Decides differently on layers of one input."""
+
+    def scheme(self, weight: WeightSpec) -> Scheme:
+        plain = super().scheme(weight)
+        return OtherFormat(plain) if weight.name.endswith(("k_proj", "up_proj")) else plain
+
+
 def load(
-    folder: Path, dtype: str, **others: Callable[[KernelContext], Kernel]
+    folder: Path,
+    dtype: str,
+    quantizer: Callable[[QuantizerContext], Quantizer] = Unquantized,
+    **others: Callable[[KernelContext], Kernel],
 ) -> tuple[Llama, list[str]]:
     """Our model from the folder, and the names of the tensors in the order they were read.
 
@@ -176,8 +213,8 @@ def load(
         LayerBuilder(
             shape=shape,
             source=source,
-            quantizer=Unquantized(QuantizerContext(facts, dtype)),
-            linear_kernels={"float": kernel("linear")},
+            quantizer=quantizer(QuantizerContext(facts, dtype)),
+            linear_kernels={"float": kernel("linear"), "other": kernel("linear")},
             kernels={operation: kernel(operation) for operation in ("rms_norm", "silu_mul")},
             attention=DenseAttention(shape, kernel("rotary")),
             dtype=dtype,
@@ -286,6 +323,12 @@ def test_tied_weight_of_a_kernel_that_does_not_gather(tmp_path: Path) -> None:
     shared = logits(load(tmp_path, "float32")[0])
     copied = logits(load(tmp_path, "float32", linear=NoGather)[0])
     assert torch.equal(shared, copied)
+
+
+def test_layers_of_one_input_may_be_stored_differently(tmp_path: Path) -> None:
+    reference = save(tmp_path, "qwen2", {})
+    model, _ = load(tmp_path, "float64", MixedFormats)
+    torch.testing.assert_close(logits(model), reference_logits(in_float64(reference)))
 
 
 @pytest.mark.parametrize("norm", [TorchRMSNorm, InPlaceRMSNorm])

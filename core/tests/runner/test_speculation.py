@@ -303,8 +303,8 @@ def test_a_wrong_guess_cannot_fail_a_request(make_host: Any, drafts_of: Any) -> 
     host = make_host(processors={"grammar": Grammar()})
     host.admit(0, PROMPTS[0], **params)
     host.prefill([0])
-    for guess in ([3, 3], [outputs[2], 3], outputs[3:5]):
+    for guess, num_right in (([3, 3], 0), ([outputs[2], 3], 1), (outputs[4:6], 2)):
         result = host.step({0: 1}, verify={0: 2}, drafts=drafts_of({0: (guess, None)}))
         assert result.failed == {}
-    assert result.num_accepted.tolist() == [2]
-    assert host.output(0) == outputs[:6]
+        assert result.num_accepted.tolist() == [num_right]
+    assert host.output(0) == outputs[:7]

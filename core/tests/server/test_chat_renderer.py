@@ -77,7 +77,7 @@ def test_what_the_template_says_is_told_and_cut_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "word", "message"), [(LOOP, "loop", "over 1 s"), (GROW, "grow", "refuses|memory")]
+    ("source", "word", "message"), [(LOOP, "loop", "over 1 s"), (GROW, "grow", "refuses|ends")]
 )
 def test_a_template_that_takes_too_much_is_stopped_and_the_next_chat_is_rendered(
     source: str, word: str, message: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from pegboard.testing.invariance import Case, Trace, differences, pairwise
+from pegboard.testing.invariance import Case, Guesses, Trace, differences, pairwise
 
 BASE = {(0, 0): Trace((1, 2, 3), (-0.5, -1.0, -0.2), "length")}
 
@@ -43,6 +43,8 @@ def test_pairwise_holds_every_pair() -> None:
 
 
 def test_a_case_becomes_a_config() -> None:
-    config = Case(batch=7, chunk=1, pool=4096).config({"model": "m", "kv_cache": {"block_size": 4}})
-    assert config["scheduler"] == {"max_num_seqs": 7, "max_num_batched_tokens": 7}
+    case = Case(batch=7, chunk=1, budget=50, pool=4096, guesses=Guesses(1.0, num_nodes=3))
+    config = case.config({"model": "m", "kv_cache": {"block_size": 4}})
+    assert config["scheduler"] == {"max_num_seqs": 7, "max_num_batched_tokens": 50}
     assert config["kv_cache"] == {"block_size": 4, "memory": 4096}
+    assert config["drafter"]["num_speculative_tokens"] == 3

@@ -1,106 +1,46 @@
-"""Each contract suite fails on an implementation that breaks its contract."""
+"""Each contract suite of a worker's part fails on an implementation that breaks its contract."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
-from pegboard.builtin.fcfs import FCFS
-from pegboard.builtin.paged_allocator import PagedAllocator
 from pegboard.builtin.processors import Penalties
 from pegboard.builtin.torch_attention import TorchAttention
 from pegboard.builtin.torch_attention_layout import layout
-from pegboard.builtin.torch_kernels import TorchLinear, TorchRMSNorm
+from pegboard.builtin.torch_kernels import TorchPanelLinear, TorchRMSNorm
 from pegboard.builtin.torch_sampler import TorchSample
+from pegboard.builtin.unquantized import Unquantized
+from pegboard.builtin.unquantized_plan import parameters, resident_bytes
 from pegboard.interfaces.attention import AttentionBatch
+from pegboard.interfaces.drafter import DrafterContext, Observation
 from pegboard.interfaces.kernel import PackedWeight, SampleRows
-from pegboard.interfaces.kv_allocator import AllocatorContext, Growth, KVLedger, Owner
 from pegboard.interfaces.logits_processor import LogitRow
-from pegboard.interfaces.scheduler import QueueView, SequenceView, StepBuilder
+from pegboard.interfaces.model import Model, ModelShape
+from pegboard.interfaces.quantizer import (
+    LinearWeight,
+    QuantizerContext,
+    Scheme,
+    StoredParameter,
+    WeightSpec,
+)
+from pegboard.models.layers import LayerBuilder
+from pegboard.models.llama import Llama
+from pegboard.models.shape import describe
+from pegboard.step import Drafts, Float32, RowAdmission
 from pegboard.testing.attention import AttentionContract
+from pegboard.testing.drafter import DrafterContract
+from pegboard.testing.guessing_drafter import GuessingDrafter
 from pegboard.testing.kernels import LinearContract, RMSNormContract
-from pegboard.testing.kv_allocator import PinnedPagesContract, context, group
 from pegboard.testing.logits_processor import LogitsProcessorContract
+from pegboard.testing.model import ModelContract, ModelUnderTest, of_family
+from pegboard.testing.model_parts import InMemory
+from pegboard.testing.quantizer import SHAPES, QuantizerContract, QuantizerUnderTest
 from pegboard.testing.sample import SampleContract
-from pegboard.testing.scheduler import SchedulerContract
-
-
-class LeakyAllocator(PagedAllocator):
-    """Forgets to give back what waited for a step."""
-
-    def fence(self, step_id: int) -> None:
-        pass
-
-
-class GreedyAllocator(PagedAllocator):
-    """Hands out a page more than was asked for."""
-
-    def grow(self, owner: Owner, num_tokens: int, lookahead: int = 0) -> Growth | None:
-        return super().grow(owner, num_tokens, lookahead + 4)
-
-
-class BoastfulAllocator(PagedAllocator):
-    """Counts page 0."""
-
-    def ledger(self) -> tuple[KVLedger, ...]:
-        return tuple(
-            KVLedger(one.total + 1, one.free + 1, one.held, one.cached, one.pinned)
-            for one in super().ledger()
-        )
-
-
-@pytest.mark.parametrize("make", [LeakyAllocator, GreedyAllocator, BoastfulAllocator])
-def test_broken_allocators(make: Callable[[AllocatorContext], PagedAllocator]) -> None:
-    suite = PinnedPagesContract()
-    with pytest.raises(AssertionError):
-        suite.test_release_waits_for_the_fence(make(context((group(4),), (11,))))
-        suite.test_growing_appends_and_repeating_changes_nothing(make(context((group(4),), (11,))))
-        suite.test_a_transaction_that_ends_well_holds(make(context((group(4),), (11,))))
-
-
-def test_random_operations_find_a_broken_allocator() -> None:
-    with pytest.raises((AssertionError, ExceptionGroup)):
-        PinnedPagesContract().test_random_operations_agree_with_sets(BoastfulAllocator)
-
-
-class StubbornScheduler(FCFS):
-    """Never preempts: a full pool stops everything."""
-
-    def plan(self, queue: QueueView, step: StepBuilder) -> None:
-        for seq in [*queue.running, *queue.waiting]:
-            step.add(seq, seq.num_pending)
-
-
-class RememberingScheduler(FCFS):
-    """Keeps views from step to step, of sequences that are gone."""
-
-    _seen: Sequence[SequenceView] = ()
-
-    def plan(self, queue: QueueView, step: StepBuilder) -> None:
-        for seq in self._seen:
-            step.add(seq, 1)
-        self._seen = [*queue.running, *queue.waiting]
-        super().plan(queue, step)
-
-
-class InsistentScheduler(FCFS):
-    """Asks until it gets what it wants."""
-
-    def plan(self, queue: QueueView, step: StepBuilder) -> None:
-        for seq in [*queue.running, *queue.waiting]:
-            while not step.add(seq, seq.num_pending):
-                pass
-
-
-@pytest.mark.parametrize("make", [StubbornScheduler, RememberingScheduler, InsistentScheduler])
-def test_broken_schedulers(make: Any) -> None:
-    suite = SchedulerContract()
-    with pytest.raises(AssertionError):
-        suite.test_a_full_pool_does_not_stop_the_work(make)
-        suite.test_sequences_may_vanish_between_steps(make)
 
 
 class LeftoverAttention(TorchAttention):
@@ -143,7 +83,7 @@ def test_broken_attention() -> None:
         suite.test_moves_read_before_they_write(HastyAttention)
 
 
-class RoundingLinear(TorchLinear):
+class RoundingLinear(TorchPanelLinear):
     """Computes in bfloat16."""
 
     def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
@@ -203,3 +143,175 @@ class PenaltiesSuite(LogitsProcessorContract):
 def test_a_broken_processor() -> None:
     with pytest.raises(AssertionError):
         PenaltiesSuite().test_drafts_leave_no_trace(CountingPenalties)
+
+
+class EagerDrafter(GuessingDrafter):
+    """Guesses more than it is asked for."""
+
+    def propose(self, seen: Observation) -> tuple[Drafts, Float32]:
+        return super().propose(dataclasses.replace(seen, propose=seen.propose + 1))
+
+
+class SharingDrafter(GuessingDrafter):
+    """Has one state for all rows."""
+
+    def admit(self, admission: RowAdmission) -> None:
+        super().admit(admission)
+        for row in self._coming:
+            self._coming[row] = self._coming[admission.row]
+
+
+class WritingDrafter(GuessingDrafter):
+    """Writes into what it observes."""
+
+    def propose(self, seen: Observation) -> tuple[Drafts, Float32]:
+        seen.propose[:] = 1
+        return super().propose(seen)
+
+
+class UncertainDrafter(GuessingDrafter):
+    """Gives logarithms for probabilities."""
+
+    def propose(self, seen: Observation) -> tuple[Drafts, Float32]:
+        drafts, probabilities = super().propose(seen)
+        return drafts, probabilities - 2
+
+
+@pytest.mark.parametrize("kind", [EagerDrafter, WritingDrafter, UncertainDrafter])
+def test_broken_drafters(kind: type[GuessingDrafter]) -> None:
+    suite = DrafterContract()
+    text = suite.text(60)
+
+    def make(context: DrafterContext) -> GuessingDrafter:
+        return kind({(tuple(text[:20]), 0): text[20:]}, 1.0)
+
+    with pytest.raises((AssertionError, ValueError)):
+        suite.test_no_more_than_asked_for(make)
+
+
+def test_a_drafter_that_mixes_up_rows() -> None:
+    suite = DrafterContract()
+    first, second = (suite.text(40, seed=seed) for seed in (1, 2))
+    outputs = {(tuple(text[:20]), 0): text[20:] for text in (first, second)}
+    suite.test_a_row_is_guessed_by_its_own_tokens(lambda context: GuessingDrafter(outputs, 1.0))
+    with pytest.raises(AssertionError):
+        suite.test_a_row_is_guessed_by_its_own_tokens(lambda context: SharingDrafter(outputs, 1.0))
+
+
+class TransposingScheme(Scheme):
+    """Stores its weight the other way round, and says so to nobody."""
+
+    def __init__(self, inner: Scheme) -> None:
+        self._inner = inner
+
+    @property
+    def format(self) -> str:
+        return self._inner.format
+
+    @property
+    def parameters(self) -> tuple[StoredParameter, ...]:
+        (one,) = self._inner.parameters
+        return (dataclasses.replace(one, shape=one.shape[::-1]),)
+
+    def load(self, parameters: Mapping[str, torch.Tensor]) -> LinearWeight:
+        weight = self._inner.load(parameters)
+        assert weight.values is not None
+        return dataclasses.replace(weight, values=weight.values.half())
+
+    def dequantize(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self._inner.dequantize(parameters) * 1.001
+
+
+class CarelessQuantizer(Unquantized):
+    """Takes what it finds, in the wrong dtype."""
+
+    def scheme(self, weight: WeightSpec) -> Scheme:
+        known = WeightSpec(weight.name, SHAPES[weight.name][0], weight.kind)
+        return TransposingScheme(super().scheme(known))
+
+
+def test_a_broken_quantizer(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from pegboard.builtin.safetensors_describe import describe as describe_safetensors
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    weights = {f"{name}.weight": torch.randn(shape) for name, (shape, _) in SHAPES.items()}
+    save_file(weights, folder / "model.safetensors")
+    facts = describe_safetensors(folder)
+
+    def make(context: QuantizerContext) -> CarelessQuantizer:
+        return CarelessQuantizer(context)
+
+    suite = QuantizerContract()
+    broken = QuantizerUnderTest(
+        make,
+        parameters,
+        resident_bytes,
+        write=lambda folder, weights: facts,
+        open=lambda facts: InMemory(load_file(folder / "model.safetensors")),
+    )
+    for test in (
+        suite.test_schemes_declare_what_the_checkpoint_holds,
+        suite.test_loaded_weights_are_canonical,
+        suite.test_dequantizing_is_the_reference,
+        suite.test_a_plan_counts_what_a_weight_takes,
+    ):
+        with pytest.raises(AssertionError):
+            test(broken, facts)
+    with pytest.raises(AssertionError):
+        suite.test_loaded_weights_are_those_that_were_written(broken, facts, weights)
+    with pytest.raises(pytest.fail.Exception):
+        suite.test_a_weight_of_another_shape_is_an_error_naming_it(broken, facts)
+    torch_at_import = dataclasses.replace(broken, resident_bytes=describe_with_torch)
+    with pytest.raises(AssertionError, match="torch was imported"):
+        suite.test_planning_does_not_import_torch(torch_at_import)
+
+
+def describe_with_torch(*arguments: object) -> int:
+    return 0
+
+
+describe_with_torch.__module__ = TorchAttention.__module__
+
+
+class LastTapLlama(Llama):
+    """Gives its taps after the layer, not before it."""
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, taps: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        hidden, tapped = super().forward(token_ids, positions, [layer + 1 for layer in taps])
+        return hidden, {layer - 1: values for layer, values in tapped.items()}
+
+
+class NarrowLlama(Llama):
+    """Computes its logits in bfloat16."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().logits(hidden).bfloat16().float()
+
+
+def describe_without_norms(config: Mapping[str, object]) -> ModelShape:
+    shape = describe(config)
+    kept = tuple(one for one in shape.parameters if one.kind != "norm")
+    return dataclasses.replace(shape, parameters=kept)
+
+
+def test_broken_models(tmp_path: Path) -> None:
+    suite = ModelContract()
+    fine = of_family("llama", describe, Llama, tmp_path)
+
+    def broken(build: Callable[[LayerBuilder], Model]) -> ModelUnderTest:
+        return dataclasses.replace(fine, build=build)
+
+    with pytest.raises(AssertionError):
+        suite.test_taps_are_the_inputs_of_layers(broken(LastTapLlama))
+    with pytest.raises(AssertionError):
+        suite.test_a_prompt_in_one_piece(broken(NarrowLlama))
+    with pytest.raises(AssertionError):
+        suite.test_the_shape_names_every_parameter(
+            dataclasses.replace(fine, describe=describe_without_norms)
+        )

@@ -149,23 +149,29 @@ class Cache:
         return True
 
 
+def known_digest(path: Path, cache: Cache) -> str | None:
+    """sha256 of a file in hex, where it has not changed since `content_digest` read it."""
+    known = cache.load(_index_name(path), tuple[list[int], str])
+    return known[1] if known is not None and known[0] == _identity(path) else None
+
+
 def content_digest(path: Path, cache: Cache) -> str:
-    """sha256 of a file in hex; an unchanged file is not read again."""
-    name = f"index-{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"
+    """sha256 of a file in hex; reads all of it."""
     identity = _identity(path)
-    known = cache.load(name, tuple[list[int], str])
-    if known is not None and known[0] == identity:
-        return known[1]
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if _identity(path) == identity:
-        cache.store(name, (identity, digest))
+        cache.store(_index_name(path), (identity, digest))
     return digest
 
 
 def group_of(digest: str) -> str:
     """The group of the entries made of a file's content, by this version of the code."""
     return hashlib.sha256(f"{digest} {_code_digest()}".encode()).hexdigest()[:32]
+
+
+def _index_name(path: Path) -> str:
+    return f"index-{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"
 
 
 def _identity(path: Path) -> list[int]:

@@ -13,7 +13,7 @@ import msgspec
 
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts
-from pegboard_gguf.cache import Cache, content_digest, group_of
+from pegboard_gguf.cache import Cache, content_digest, group_of, known_digest
 
 
 class _Described(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ def describe(path: Path) -> CheckpointFacts:
     path = _single_file(path.absolute())
     cache = Cache.from_environment()
     try:
-        digest = content_digest(path, cache)
+        digest = known_digest(path, cache) or _digest_of_readable(path, cache)
     except OSError as error:
         raise CheckpointError(f"{path}", f"cannot be read ({error.strerror})") from error
     group = group_of(digest)
@@ -62,6 +62,14 @@ def _single_file(path: Path) -> Path:
             f"{path}", f"holds {len(files)} GGUF files ({names})", fix="name one file"
         )
     return files[0]
+
+
+def _digest_of_readable(path: Path, cache: Cache) -> str:
+    """The digest of a file whose header is whole: a damaged one is refused before all is read."""
+    from pegboard_gguf.header import read_header
+
+    read_header(path)
+    return content_digest(path, cache)
 
 
 def _recall(cache: Cache, group: str) -> tuple[CheckpointFacts, Path | None] | None:

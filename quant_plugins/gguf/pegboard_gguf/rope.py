@@ -75,7 +75,8 @@ def _llama3(
     metadata: Metadata, theta: float, head_dim: int, factors: NDArray[np.float32]
 ) -> dict[str, Any]:
     # Sizes first: nothing is computed with a head size that only the metadata knows.
-    fits = factors.shape == (head_dim // 2,) and theta > 0 and bool(np.all(factors > 0))
+    positive = theta > 0 and bool(np.all((factors > 0) & np.isfinite(factors)))
+    fits = positive and factors.shape == (head_dim // 2,)
     factor = float(str(np.float32(factors.max()))) if fits else 0.0
     if not fits or not _follows_llama3(factors, theta, factor):
         raise CheckpointError(
@@ -93,9 +94,10 @@ def _llama3(
 
 
 def _follows_llama3(factors: NDArray[np.float32], theta: float, factor: float) -> bool:
-    head_dim = 2 * len(factors)
-    wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    smooth = (LLAMA3_CONTEXT / wavelengths - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW)
-    smooth = np.clip(smooth, 0.0, 1.0)
-    expected = 1.0 / ((1.0 - smooth) / factor + smooth)
+    steps = np.arange(len(factors), dtype=np.float64) / len(factors)
+    with np.errstate(all="ignore"):  # of a theta that no model has, which follows no rule
+        wavelengths = 2 * np.pi * theta**steps
+        smooth = (LLAMA3_CONTEXT / wavelengths - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW)
+        smooth = np.clip(smooth, 0.0, 1.0)
+        expected = 1.0 / ((1.0 - smooth) / factor + smooth)
     return bool(np.allclose(factors, expected, rtol=1e-4))

@@ -27,7 +27,8 @@ _ALIGNMENT = 64
 
 def dequantize(blocks: torch.Tensor, block_format: str) -> torch.Tensor:
     """float32 [rows, weights] of blocks, uint8 [rows, bytes]."""
-    values = gguf_dequantize(blocks.numpy(), GGMLQuantizationType[block_format])
+    with np.errstate(all="ignore"):  # damaged scales are reported by `check_finite`
+        values = gguf_dequantize(blocks.numpy(), GGMLQuantizationType[block_format])
     return torch.from_numpy(values)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from pegboard.errors import ConfigError
-from pegboard_gguf.cache import Cache, content_digest
+from pegboard.errors import CheckpointError, ConfigError
+from pegboard_gguf.cache import Cache
 from pegboard_gguf.describe import describe
 
 
@@ -22,17 +22,23 @@ def _size(folder: Path) -> int:
 
 
 def test_an_unchanged_file_is_hashed_once(tiny_file: Path, monkeypatch: Any) -> None:
-    cache = Cache.from_environment()
-    digest = content_digest(tiny_file, cache)
-
-    def refuse(*args: Any) -> Any:
-        raise AssertionError("hashed again")
-
-    monkeypatch.setattr("pegboard_gguf.cache.hashlib.file_digest", refuse)
-    assert content_digest(tiny_file, cache) == digest
+    fingerprint = describe(tiny_file).fingerprint
+    monkeypatch.setattr("pegboard_gguf.cache.hashlib.file_digest", refuse_to_hash)
+    assert describe(tiny_file).fingerprint == fingerprint
     os.utime(tiny_file, ns=(0, 12345))
     with pytest.raises(AssertionError, match="hashed again"):
-        content_digest(tiny_file, cache)
+        describe(tiny_file)
+
+
+def test_a_damaged_file_is_refused_before_it_is_hashed(tiny_file: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("pegboard_gguf.cache.hashlib.file_digest", refuse_to_hash)
+    os.truncate(tiny_file, tiny_file.stat().st_size - 5)
+    with pytest.raises(CheckpointError, match="truncated"):
+        describe(tiny_file)
+
+
+def refuse_to_hash(*args: Any) -> Any:
+    raise AssertionError("hashed again")
 
 
 def test_the_least_recently_used_entries_go(tmp_path: Path) -> None:

@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
+from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.interfaces.quantizer import QuantizerContext
 from pegboard.testing.checkpoint_source import CheckpointSourceContract, SourceUnderTest
+from pegboard.testing.quantizer import QuantizerContract, QuantizerUnderTest
 from pegboard_gguf.describe import describe
+from pegboard_gguf.options import GGUFOptions
+from pegboard_gguf.plan import parameters, resident_bytes
+from pegboard_gguf.quantizer import GGUFQuantizer
 from pegboard_gguf.source import GGUFSource
 
 
@@ -32,3 +39,33 @@ class TestGGUFSourceWithBiasesAndNorms(TestGGUFSource):
         from pegboard.testing.tiny import FAMILIES, ODD_SHAPE
 
         return {**ODD_SHAPE, **FAMILIES[request.param], "dtype": "float32"}
+
+
+class GGUFQuantizerContract(QuantizerContract):
+    kind: GGMLQuantizationType
+
+    @pytest.fixture
+    def make(self, write_model: Any, tiny_config: dict[str, Any]) -> QuantizerUnderTest:
+        def write(folder: Path, weights: Mapping[str, torch.Tensor]) -> CheckpointFacts:
+            kinds = dict.fromkeys(weights, self.kind)
+            path = folder / "model.gguf"
+            return describe(write_model(tiny_config, weights, kinds=kinds, path=path))
+
+        def make(context: QuantizerContext) -> GGUFQuantizer:
+            return GGUFQuantizer(context, GGUFOptions())
+
+        return QuantizerUnderTest(make, parameters, resident_bytes, write, open=GGUFSource)
+
+
+class TestFloats(GGUFQuantizerContract):
+    kind = GGMLQuantizationType.F32
+
+
+class TestEightBits(GGUFQuantizerContract):
+    kind = GGMLQuantizationType.Q8_0
+    tolerance = 0.005
+
+
+class TestFourBits(GGUFQuantizerContract):
+    kind = GGMLQuantizationType.Q4_1
+    tolerance = 0.08

@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pegboard import Config, Engine
@@ -154,6 +154,8 @@ def test_the_file_that_is_damaged_below_starts(write_gguf: Any, kind: str) -> No
     ),
     st.one_of(st.none(), st.lists(st.floats(width=32), min_size=1, max_size=8)),
 )
+@example("llama", {}, [float("inf")] * 8)
+@example("llama", {"llama.rope.freq_base": 1e-38}, [1.0] * 7 + [2.0])
 def test_values_of_metadata(
     write_gguf: Any, kind: str, changed: dict[str, Any], factors: list[float] | None
 ) -> None:
@@ -182,6 +184,22 @@ def test_tensors_of_other_shapes_and_types(
         stored = [*shape[:-1], shape[-1] // block_size * block_bytes]
         tensors[f"{name}.weight"] = (np.zeros(stored, np.uint8), to)
     refusal(write_gguf(metadata_of("gpt2"), tensors))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q6_K"])
+def test_scales_that_are_not_finite(write_gguf: Any, kind: str) -> None:
+    to = GGMLQuantizationType[kind]
+    block_size, block_bytes = gguf.constants.GGML_QUANT_SIZES[to]
+    width = max(block_size, 32)
+    metadata = metadata_of("gpt2") | {"llama.feed_forward_length": width}
+    shapes = {"blk.0.ffn_gate": (width, 32), "blk.0.ffn_up": (width, 32)}
+    tensors = tensors_of() | {
+        f"{name}.weight": (np.ones(shape, np.float32), F32) for name, shape in shapes.items()
+    }
+    blocks = np.full((32, width // block_size * block_bytes), 0xFF, np.uint8)
+    tensors["blk.0.ffn_down.weight"] = (blocks, to)
+    found = refusal(write_gguf(metadata, tensors))
+    assert found is not None and "not finite" in found
 
 
 @st.composite

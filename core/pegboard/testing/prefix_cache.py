@@ -1,0 +1,253 @@
+"""Contract suite of `PrefixCache`.
+
+    class TestMyCache(PrefixCacheContract):
+        @pytest.fixture
+        def make(self):
+            return MyCache                  # called with a PrefixCacheContext
+
+The suite plays the engine: it hands out pages, publishes them, and knows what each one holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ClassVar
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from pegboard.interfaces.kv import KVGroup
+from pegboard.interfaces.prefix_cache import Hit, Prefix, PrefixCache, PrefixCacheContext
+
+MakeCache = Callable[[PrefixCacheContext], PrefixCache]
+
+NUM_BLOCKS = 200
+
+_property = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def prefix(tokens: Sequence[int], salt: str = "") -> Prefix:
+    """Tokens to look up; read-only, as an engine's are."""
+    token_ids = np.array(tokens, np.int32)
+    token_ids.setflags(write=False)
+    return Prefix(token_ids, salt)
+
+
+class Published:
+    """A cache, and what its pages hold.
+
+    Attributes:
+        cache: under test.
+        held: for each group, page to (salt, tokens up to its end), of pages that it references.
+    """
+
+    def __init__(self, make: MakeCache, block_sizes: Sequence[int]) -> None:
+        groups = tuple(
+            KVGroup((index,), 1, 8, size, None, "none", "float32")
+            for index, size in enumerate(block_sizes)
+        )
+        self.cache = make(PrefixCacheContext(groups, (NUM_BLOCKS,) * len(groups), "model"))
+        self.sizes = tuple(block_sizes)
+        self.stride = math.lcm(*block_sizes)
+        self.held: list[dict[int, tuple[str, tuple[int, ...]]]] = [{} for _ in block_sizes]
+        self._next_page = [1] * len(block_sizes)
+
+    def publish(self, tokens: Sequence[int], salt: str = "") -> tuple[list[int], ...]:
+        """Publishes the tokens in new pages, and notes those that the cache took."""
+        pages = tuple(self.new_pages(group, len(tokens)) for group in range(len(self.sizes)))
+        self.publish_pages(tokens, pages, salt)
+        return pages
+
+    def publish_pages(
+        self, tokens: Sequence[int], pages: Sequence[Sequence[int]], salt: str = ""
+    ) -> None:
+        new = list(self.cache.publish(prefix(tokens, salt), pages))
+        assert len(set(new)) == len(new), "a reference was reported twice"
+        for group, page in new:
+            assert page in pages[group], "a page was referenced that was not published"
+            assert page not in self.held[group], "a reference is not new"
+            end = (pages[group].index(page) + 1) * self.sizes[group]
+            self.held[group][page] = (salt, tuple(tokens[:end]))
+
+    def match(self, tokens: Sequence[int], limit: int | None = None, salt: str = "") -> Hit:
+        """A hit, each page of which is checked."""
+        limit = len(tokens) if limit is None else limit
+        hit = self.cache.match(prefix(tokens, salt), limit)
+        assert 0 <= hit.num_tokens <= limit and hit.num_tokens % self.stride == 0
+        assert len(hit.pages) == len(self.sizes)
+        for group, size in enumerate(self.sizes):
+            assert len(hit.pages[group]) == hit.num_tokens // size
+            for entry, page in enumerate(hit.pages[group]):
+                expected = (salt, tuple(tokens[: (entry + 1) * size]))
+                assert self.held[group].get(page) == expected, "a page holds other tokens"
+        return hit
+
+    def evict(
+        self, group: int, num_pages: int, evictable: Callable[[int], bool] = lambda page: True
+    ) -> list[int]:
+        """Evicts, and forgets what the cache forgot."""
+        victims = list(self.cache.evict(group, num_pages, evictable))
+        assert len(victims) <= num_pages and len(set(victims)) == len(victims)
+        for page in victims:
+            assert evictable(page), "a page that others reference was evicted"
+            del self.held[group][page]
+        return victims
+
+    def clear(self) -> None:
+        """Clears, and checks that every reference is given back."""
+        pairs = {(group, page) for group, held in enumerate(self.held) for page in held}
+        cleared = list(self.cache.clear())
+        assert len(cleared) == len(pairs) and set(cleared) == pairs
+        self.held = [{} for _ in self.sizes]
+
+    def new_pages(self, group: int, num_tokens: int) -> list[int]:
+        """Pages that were never handed out."""
+        first = self._next_page[group]
+        self._next_page[group] += num_tokens // self.sizes[group]
+        return list(range(first, self._next_page[group]))
+
+
+class PrefixCacheContract:
+    """What every cache keeps.
+
+    Attributes:
+        keeps: whether the cache keeps anything; False for one that promises `inactive`.
+        block_sizes: of its groups, a tuple for each kind of model to test.
+    """
+
+    keeps: ClassVar[bool] = True
+    block_sizes: ClassVar[tuple[tuple[int, ...], ...]] = ((4,), (2, 4), (1,))
+
+    @pytest.fixture
+    def make(self) -> MakeCache:
+        """The factory under test."""
+        raise NotImplementedError("override the fixture `make`")
+
+    def caches(self, make: MakeCache) -> list[Published]:
+        """An empty cache for each kind of model."""
+        return [Published(make, sizes) for sizes in self.block_sizes]
+
+    def needs_keeping(self) -> None:
+        if not self.keeps:
+            pytest.skip("the cache keeps nothing")
+
+    def test_an_empty_cache_misses(self, make: MakeCache) -> None:
+        for cache in self.caches(make):
+            assert cache.match(range(40)).num_tokens == 0
+            cache.clear()
+
+    def test_what_was_published_is_found(self, make: MakeCache) -> None:
+        self.needs_keeping()
+        for cache in self.caches(make):
+            pages = cache.publish(range(16))
+            hit = cache.match([*range(16), 99, 98, 97, 96])
+            assert hit.num_tokens == 16
+            assert [list(group) for group in hit.pages] == [list(group) for group in pages]
+
+    def test_a_hit_ends_where_tokens_part(self, make: MakeCache) -> None:
+        self.needs_keeping()
+        for cache in self.caches(make):
+            cache.publish(range(16))
+            assert cache.match([*range(9), 99, *range(10, 16)]).num_tokens == (
+                9 // cache.stride * cache.stride
+            )
+            assert cache.match([99, *range(1, 16)]).num_tokens == 0
+
+    def test_a_hit_keeps_within_the_limit(self, make: MakeCache) -> None:
+        for cache in self.caches(make):
+            cache.publish(range(16))
+            for limit in range(17):
+                found = cache.match(range(16), limit).num_tokens
+                assert not self.keeps or found == limit // cache.stride * cache.stride
+
+    def test_a_longer_sequence_continues_what_is_known(self, make: MakeCache) -> None:
+        self.needs_keeping()
+        for cache in self.caches(make):
+            first = cache.publish(range(8))
+            more = [cache.new_pages(group, 8) for group in range(len(first))]
+            both = [[*a, *b] for a, b in zip(first, more, strict=True)]
+            cache.publish_pages(range(16), both)
+            assert cache.match(range(16)).num_tokens == 16
+
+    def test_salts_are_kept_apart(self, make: MakeCache) -> None:
+        for cache in self.caches(make):
+            cache.publish(range(16), salt="a")
+            assert cache.match(range(16), salt="b").num_tokens == 0
+            assert cache.match(range(16)).num_tokens == 0
+
+    def test_matching_changes_nothing(self, make: MakeCache) -> None:
+        for cache in self.caches(make):
+            cache.publish(range(16))
+            first = cache.match(range(16))
+            for _ in range(3):
+                cache.match([7, 7, 7, 7, 7, 7, 7, 7])
+                assert cache.match(range(16)) == first
+
+    def test_publishing_again_brings_no_reference(self, make: MakeCache) -> None:
+        for cache in self.caches(make):
+            pages = cache.publish(range(16))
+            before = [dict(held) for held in cache.held]
+            cache.publish_pages(range(16), pages)
+            assert cache.held == before
+
+    def test_the_page_of_nobody_is_not_named(self, make: MakeCache) -> None:
+        for cache in self.caches(make):
+            pages = [[0] * (8 // size) for size in cache.sizes]
+            assert list(cache.cache.publish(prefix(range(8)), pages)) == []
+            assert cache.match(range(8)).num_tokens == 0
+
+    def test_only_what_nobody_else_references_is_evicted(self, make: MakeCache) -> None:
+        for cache in self.caches(make):
+            cache.publish(range(16))
+            assert cache.evict(0, 2, lambda page: False) == []
+            assert cache.evict(0, 0) == []
+            if self.keeps:
+                assert len(cache.evict(0, 1000)) == 16 // cache.sizes[0]
+            assert cache.match(range(16)).num_tokens == 0 and not cache.held[0]
+
+    def test_leaves_are_evicted_first(self, make: MakeCache) -> None:
+        self.needs_keeping()
+        for cache in self.caches(make):
+            cache.publish(range(16))
+            cache.evict(0, 1)
+            kept = 16 - cache.sizes[0]
+            assert cache.match(range(16)).num_tokens == kept // cache.stride * cache.stride
+
+    def test_clearing_gives_every_reference_back(self, make: MakeCache) -> None:
+        for cache in self.caches(make):
+            cache.publish(range(16))
+            cache.publish([*range(8), *range(20, 28)], salt="b")
+            cache.clear()
+            assert cache.match(range(16)).num_tokens == 0
+            cache.clear()
+
+    @_property
+    @given(data=st.data())
+    def test_random_operations_never_name_a_wrong_page(
+        self, make: MakeCache, data: st.DataObject
+    ) -> None:
+        cache = Published(make, data.draw(st.sampled_from(self.block_sizes)))
+        texts = st.lists(st.integers(0, 1), min_size=8, max_size=8)
+        salts = st.sampled_from(["", "b"])
+        for _ in range(data.draw(st.integers(1, 12))):
+            match data.draw(st.sampled_from(["publish", "match", "evict"])):
+                case "publish":
+                    cache.publish(data.draw(texts), data.draw(salts))
+                case "match":
+                    tokens = data.draw(texts)
+                    cache.match(tokens, data.draw(st.integers(0, 8)), data.draw(salts))
+                case _:
+                    group = data.draw(st.integers(0, len(cache.sizes) - 1))
+                    busy = data.draw(st.sampled_from([0, 1, 2]))
+                    evictable = partial(_is_not_busy, busy)
+                    cache.evict(group, data.draw(st.integers(0, 4)), evictable)
+        cache.clear()
+
+
+def _is_not_busy(busy: int, page: int) -> bool:
+    """Whether nobody else references a page; `busy` says of which third somebody does."""
+    return page % 3 != busy

@@ -1,0 +1,247 @@
+"""Parts that raise, call back, or are interrupted: the engine goes on whole, or ends all requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pegboard.engine import core as core_module
+from pegboard.errors import EngineError, RequestError
+from pegboard.interfaces.observer import ErrorHappened, Event, Observer, StepDone
+from pegboard.interfaces.prefix_cache import Hit, Prefix
+from pegboard.interfaces.scheduler import QueueView, Scheduler, StepBuilder
+from pegboard.interfaces.speculation_policy import DraftView, SpeculationPolicy
+
+Make = Callable[..., Any]
+Expected = Callable[..., tuple[int, ...]]
+
+
+class Listening(Observer):
+    """Calls a function with each event, and keeps those of errors."""
+
+    def __init__(self, then: Callable[[Event], object] = lambda event: None) -> None:
+        self.then = then
+        self.errors: list[ErrorHappened] = []
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, ErrorHappened):
+            self.errors.append(event)
+        self.then(event)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("prompt", [(1, 2.5), (1, "2"), (True, 2), (1, None), ([1],)])
+def test_a_prompt_of_anything_but_ids_is_refused(bench: Make, prompt: Any) -> None:
+    engine = bench()
+    with pytest.raises(RequestError, match="prompt"):
+        engine.add("a", prompt)
+    assert not engine.core.has_work()
+
+
+def test_a_prompt_may_be_an_array(bench: Make, expected: Expected) -> None:
+    engine = bench()
+    engine.add("a", np.arange(1, 4), max_tokens=5)
+    assert engine.run()["a", 0].token_ids == expected([1, 2, 3], 5)
+
+
+def _raise(error: BaseException) -> Callable[..., Any]:
+    def raising(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return raising
+
+
+PLACES: dict[str, Callable[[Any], tuple[Any, str]]] = {
+    "execute": lambda engine: (engine.worker, "execute"),
+    "batch": lambda engine: (core_module, "build_batch"),
+    "trim": lambda engine: (engine.allocator, "trim"),
+    "release": lambda engine: (engine.allocator, "release"),
+    "publish": lambda engine: (engine.cache, "publish"),
+    "fence": lambda engine: (engine.allocator, "fence"),
+    "ledger": lambda engine: (engine.allocator, "ledger"),
+}
+
+
+@pytest.mark.parametrize("error", [ValueError("broke"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_step_that_breaks_off_ends_all_requests_once(
+    bench: Make,
+    dict_cache: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    error: BaseException,
+) -> None:
+    engine = bench(
+        cache=dict_cache,
+        windows=(6,),
+        max_num_seqs=3,
+        num_speculative_tokens=3,
+        observers=(Listening(),),
+    )
+    for number in range(4):
+        engine.add(f"{number}", [number] * 9, max_tokens=6 + number % 2, n=2)
+    monkeypatch.setattr(*PLACES[place](engine), _raise(error))
+    deltas = []
+    with pytest.raises(EngineError if isinstance(error, Exception) else KeyboardInterrupt):
+        for _ in range(100):
+            deltas += engine.core.step()
+    monkeypatch.undo()
+
+    while engine.core.has_work():
+        deltas += engine.core.step()
+    ends = [(delta.request_id, delta.index) for delta in deltas if delta.finish_reason]
+    assert sorted(ends) == [(f"{number}", index) for number in range(4) for index in range(2)]
+    lines = {delta.error for delta in deltas if delta.finish_reason == "error"}
+    assert len(lines) == 1 and type(error).__name__ in lines.pop()
+    assert engine.core.num_running == engine.core.num_waiting == 0
+    with pytest.raises(EngineError, match=type(error).__name__):
+        engine.add("late", [1])
+    engine.core.close()
+
+
+def test_closing_ends_open_requests(bench: Make) -> None:
+    engine = bench()
+    engine.add("a", [1, 2], max_tokens=50, n=2)
+    engine.core.step()
+    engine.core.close()
+    assert [delta.finish_reason for delta in engine.core.step()] == ["abort", "abort"]
+    assert not engine.core.has_work()
+
+
+class Calling(Scheduler):
+    """Calls back before it plans, in its second step."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+        self.num_steps = 0
+
+    def plan(self, queue: QueueView, step: StepBuilder) -> None:
+        self.num_steps += 1
+        for seq in (*queue.running, *queue.waiting):
+            step.add(seq, 3)
+        if self.num_steps == 2:
+            self.call()
+
+
+CALLS: dict[str, Callable[[Any], object]] = {
+    "step": lambda engine: engine.core.step(),
+    "abort": lambda engine: engine.core.abort("a"),
+    "add": lambda engine: engine.add("new", [1]),
+    "close": lambda engine: engine.core.close(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_scheduler_that_calls_back_loses_nothing(
+    bench: Make, expected: Expected, call: str
+) -> None:
+    calling = Calling(lambda: CALLS[call](engine))
+    engine = bench(scheduler=lambda context: calling)
+    engine.add("a", [1, 2, 3, 4], max_tokens=6)
+    engine.step()
+    with pytest.raises(EngineError, match=f"{call} was called while step runs"):
+        engine.step()
+    assert engine.run()["a", 0].token_ids == expected([1, 2, 3, 4], 6)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_observer_that_calls_back_is_dropped(bench: Make, expected: Expected, call: str) -> None:
+    def then(event: Event) -> None:
+        if isinstance(event, StepDone):
+            CALLS[call](engine)
+
+    engine = bench(observers=(Listening(then),))
+    engine.add("a", [1, 2, 3, 4], max_tokens=6)
+    assert engine.run()["a", 0].token_ids == expected([1, 2, 3, 4], 6)
+    assert engine.core.observers == ()
+
+
+def test_an_observer_cannot_exit(bench: Make, expected: Expected) -> None:
+    engine = bench(observers=(Listening(_raise(SystemExit(3))),))
+    engine.add("a", [1, 2], max_tokens=6)
+    assert engine.run()["a", 0].token_ids == expected([1, 2], 6)
+
+
+class Stale(Scheduler):
+    """Asks the builder of the step before, too."""
+
+    def __init__(self) -> None:
+        self.last: StepBuilder | None = None
+        self.answers: set[bool] = set()
+
+    def plan(self, queue: QueueView, step: StepBuilder) -> None:
+        every = (*queue.running, *queue.waiting)
+        if self.last is not None:
+            for seq in every:
+                self.answers |= {self.last.add(seq, 1), self.last.preempt(seq)}
+        for seq in every:
+            step.add(seq, 50)
+        self.last = step
+
+
+def test_a_builder_is_closed_when_its_step_is_planned(bench: Make, expected: Expected) -> None:
+    stale = Stale()
+    engine = bench(scheduler=lambda context: stale, max_num_seqs=2)
+    for number in range(5):
+        engine.add(f"{number}", [number, 1, 2], max_tokens=5)
+    outputs = engine.run()
+    assert stale.answers == {False}
+    for number in range(5):
+        assert outputs[f"{number}", 0].token_ids == expected([number, 1, 2], 5)
+
+
+class Answering(SpeculationPolicy):
+    """Gives one answer to every question, or raises it."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def verify(self, row: DraftView) -> Any:
+        return self.propose(row)
+
+    def propose(self, row: DraftView) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "answer", [None, 1.5, -1, 10**9, float("nan"), "2", ValueError("no")], ids=repr
+)
+def test_what_a_policy_answers_changes_no_token(
+    bench: Make, expected: Expected, answer: Any
+) -> None:
+    listening = Listening()
+    engine = bench(num_speculative_tokens=3, policy=Answering(answer), observers=(listening,))
+    for number in range(3):
+        engine.add(f"{number}", [number, 1, 2], max_tokens=12)
+    outputs = engine.run()
+    for number in range(3):
+        assert outputs[f"{number}", 0].token_ids == expected([number, 1, 2], 12)
+    assert {error.kind for error in listening.errors} == {"SpeculationPolicyMistake"}
+
+
+def test_a_cache_cannot_write_to_the_tokens_that_it_is_shown(
+    bench: Make, dict_cache: Any, expected: Expected
+) -> None:
+    refused = []
+
+    class Writing(dict_cache):  # type: ignore[misc]
+        def match(self, prefix: Prefix, limit: int) -> Hit:
+            try:
+                prefix.token_ids[0] = 0
+            except ValueError:
+                refused.append(prefix)
+            hit: Hit = super().match(prefix, limit)
+            return hit
+
+    engine = bench(cache=Writing)
+    for turn in range(2):
+        engine.add(f"{turn}", range(1, 20), max_tokens=5)
+        assert engine.run()[f"{turn}", 0].token_ids == expected(range(1, 20), 5)
+    assert refused

@@ -1,0 +1,92 @@
+"""What a request may ask for: the first field that is mistyped or out of range is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pegboard.errors import RequestError
+from pegboard.request import MAX_SEED, Request, SamplingParams
+
+MISTYPED: list[dict[str, Any]] = [
+    {"max_tokens": "3"},
+    {"max_tokens": 2.0},
+    {"max_tokens": True},
+    {"temperature": None},
+    {"temperature": "hot"},
+    {"top_k": 1.5},
+    {"logprobs": 1.5},
+    {"prompt_logprobs": "1"},
+    {"seed": 1.0},
+    {"n": None},
+    {"stop": "abc"},
+    {"stop": ("a", 3)},
+    {"stop_token_ids": (1, 2.0)},
+    {"logit_bias": {"7": 1.0}},
+    {"logit_bias": {7: None}},
+    {"logit_bias": None},
+    {"ignore_eos": 1},
+    {"processors": {"penalties": 3}},
+]
+OUT_OF_RANGE: list[dict[str, Any]] = [
+    {"max_tokens": 0},
+    {"max_tokens": 10**400},
+    {"temperature": float("nan")},
+    {"temperature": 1e-7},
+    {"temperature": 1e-300},
+    {"temperature": 10**400},
+    {"top_p": 0.0},
+    {"repetition_penalty": 0.0},
+    {"repetition_penalty": 1e-30},
+    {"repetition_penalty": float("inf")},
+    {"logit_bias": {7: float("inf")}},
+    {"logit_bias": {7: -1e30}},
+    {"logit_bias": {-1: 1.0}},
+    {"seed": MAX_SEED + 1},
+    {"stop": ("",)},
+]
+
+
+@pytest.mark.parametrize("values", [*MISTYPED, *OUT_OF_RANGE], ids=str)
+def test_what_cannot_be_sampled_by_is_refused_by_name(values: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as refusal:
+        SamplingParams(**values).check()
+    assert refusal.value.param == next(iter(values))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"temperature": 0},
+        {"temperature": 1e-6},
+        {"temperature": 1},
+        {"repetition_penalty": 1e-6},
+        {"seed": MAX_SEED},
+        {"stop": ["a", "b"]},
+        {"stop_token_ids": [1]},
+        {"logit_bias": {7: -100}},
+    ],
+    ids=str,
+)
+def test_the_ends_of_ranges_are_allowed(values: dict[str, Any]) -> None:
+    SamplingParams(**values).check()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"request_id": 5},
+        {"params": {"max_tokens": 3}},
+        {"priority": "high"},
+        {"tenant": 5},
+        {"arrival": float("nan")},
+    ],
+    ids=str,
+)
+def test_a_mistyped_request_is_refused_by_name(values: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as refusal:
+        Request(**{"request_id": "a", "prompt_token_ids": (1,), **values}).check()
+    assert refusal.value.param == next(iter(values))
