@@ -250,11 +250,12 @@ def test_clients_that_leave_are_counted(served: Any) -> None:
 
             tasks = [asyncio.create_task(hold()) for _ in range(num_clients)]
             busy: Samples = {}
-            while busy.get("vllm:num_requests_running") != 16:
+            load = [16, 2 * num_clients - 16]
+            names = ["vllm:num_requests_running", "vllm:num_requests_waiting"]
+            while [busy.get(name) for name in names] != load:
                 assert not any(task.done() for task in tasks), busy
                 await asyncio.sleep(0.1)
                 busy = await asyncio.to_thread(scrape, url)
-            assert busy["vllm:num_requests_waiting"] == 2 * num_clients - 16
             assert 0 < busy["vllm:kv_cache_usage_perc"] <= 1
             for task in tasks:
                 task.cancel()
@@ -267,10 +268,12 @@ def test_clients_that_leave_are_counted(served: Any) -> None:
     for name, value in (
         (aborts, 2 * num_clients),
         ("e2e_request_latency_seconds_count", 2 * num_clients),
-        ("request_queue_time_seconds_count", 16),
         ("request_params_n_count", num_clients),
     ):
         assert after[f"vllm:{name}"] - before[f"vllm:{name}"] == value, name
+    # One that waited may have been admitted between two clients' leaving.
+    queued = "vllm:request_queue_time_seconds_count"
+    assert 16 <= after[queued] - before[queued] <= 2 * num_clients
     aborted = "pegboard_aborted_requests_total"
     assert after[aborted] - before[aborted] == num_clients
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
