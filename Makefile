@@ -21,7 +21,7 @@ serve: setup
 lint: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	for folder in core $(PLUGINS) tests conftest.py; do .venv/bin/mypy $$folder || exit 1; done
+	for folder in core $(PLUGINS) examples/my_plugin examples/pipelines tests conftest.py; do .venv/bin/mypy $$folder || exit 1; done
 
 test: setup
 	.venv/bin/pytest -m "not slow"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +64,8 @@ def chains(seen: Observation, guesses: Sequence[Sequence[int]]) -> tuple[Drafts,
 def generate(max_tokens: int, drafter: Drafter | None) -> tuple[str, int]:
     """The answer, and the steps that it took."""
     config = {"model": MODEL, "max_model_len": 512}
-    with Engine(config, **({} if drafter is None else {"drafter": drafter})) as engine:
+    objects: dict[str, Any] = {} if drafter is None else {"drafter": drafter}
+    with Engine(config, **objects) as engine:
         assert engine.tokenizer is not None
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         engine.submit(engine.tokenizer.encode(TEXT), params)
