@@ -25,7 +25,7 @@ from pegboard.interfaces.kernel import (
 )
 from pegboard.interfaces.quantizer import LinearWeight
 
-_PANEL_WIDTHS = (192, 128, 96, 64)
+_PANEL_WIDTHS = (96, 128, 64)
 """Output features of a panel, to choose from: enough for the product's inner loops, and few enough
 that a panel of a usual model stays in the second-level cache."""
 
