@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 from openai import OpenAI
 from openai.types import Completion
@@ -62,6 +65,12 @@ class Served:
         assert found, self.log
         return int(found[1])
 
+    def gauge(self, name: str, http: httpx.Client | None = None) -> float:
+        """A metric's value, summed over its labels; asked for on a connection of its own, or of `http`."""
+        answer = (http or httpx).get(f"{self.url}/metrics", timeout=20)
+        lines = answer.text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if re.split("[{ ]", line)[0] == name)
+
     def client(self, api_key: str = "none") -> OpenAI:
         return OpenAI(
             base_url=f"{self.url}/v1",
@@ -85,6 +94,31 @@ class Served:
                     choice["finish_reason"] = choice["finish_reason"] or "stop"
                 Completion.model_validate(values)
                 yield chunk
+
+
+class OwnTime:
+    """Seconds since it was made, less those that processes spent waiting for a processor.
+
+    Where nobody else computes, that is the time by the clock; where others do, it is what the clock
+    would have shown without them, so that a bound in seconds can be held to anywhere. The processes
+    are this one and those given, by their main threads, which wait for each other.
+    """
+
+    def __init__(self, *pids: int) -> None:
+        self._files = [Path(f"/proc/{pid}/schedstat") for pid in (os.getpid(), *pids)]
+        self._began, self._waited = time.perf_counter(), self._waiting()
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began - (self._waiting() - self._waited)
+
+    def _waiting(self) -> float:
+        # The second of three numbers: nanoseconds spent ready to run, and not running.
+        return sum(int(file.read_text().split()[1]) for file in self._files) / 1e9
+
+
+@pytest.fixture(scope="session")
+def own_time() -> type[OwnTime]:
+    return OwnTime
 
 
 Serve = Callable[..., Served]
@@ -114,3 +148,14 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     for served in servers:
         served.process.kill()
         served.process.wait()
+
+
+@pytest.fixture
+def the_engine_stays(served: Served, http: httpx.Client) -> Iterator[None]:
+    """Whatever the test did to the module's `served`, the same processes serve on."""
+    yield
+    assert psutil.Process(served.engine_pid).ppid() == served.process.pid
+    assert http.get("/health").status_code == 200
+    answer = http.post("/v1/completions", json={"prompt": "the dog", "max_tokens": 2})
+    assert answer.status_code == 200, answer.text
+    assert "Traceback" not in served.log

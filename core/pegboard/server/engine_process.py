@@ -89,7 +89,8 @@ class EngineLoop:
 
     def _drain(self) -> None:
         # An idle engine sleeps here until a message comes or the next status is due.
-        timeout_s = 0.0 if self._engine.has_work() else STATUS_PERIOD_S
+        until_status = max(self._next_status - time.monotonic(), 0.0)
+        timeout_s = 0.0 if self._engine.has_work() else until_status
         while not self._stopped and self._channel.wait(timeout_s):
             self._heed(self._channel.receive())
             timeout_s = 0.0

@@ -19,6 +19,7 @@ from pegboard.config import Config
 from pegboard.errors import ConfigError, EngineDied, EngineError
 from pegboard.server.app import Service, create_app
 from pegboard.server.chat_renderer import ChatRenderer
+from pegboard.server.connection import BoundedConnection
 from pegboard.server.engine_client import EngineClient
 from pegboard.server.keys import read_keys
 from pegboard.server.logs import configure_logging
@@ -212,6 +213,7 @@ def _fingerprint(digest: str) -> str:
 def _uvicorn_config(service: Service) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(service),
+        http=BoundedConnection,
         log_config=None,
         log_level=logging.WARNING,
         access_log=False,
