@@ -10,15 +10,18 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 import tomllib
 import urllib.request
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
+from hatchling.builders.wheel import WheelBuilder
 
 from pegboard import Config
 
@@ -184,6 +187,68 @@ def test_the_distribution_of_the_tutorial_has_the_files_that_it_names() -> None:
     assert [name for name in named if not (folder / name).is_file()] == []
     (entry_point,) = blocks(ROOT / "CONTRIBUTING.md", "toml")
     assert entry_point in (folder / "pyproject.toml").read_text()
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with the core's wheel, which finds all else in ours."""
+    folder = tmp_path_factory.mktemp("author")
+    run([sys.executable, "-m", "venv", str(folder / "venv")])
+    (packages,) = (folder / "venv").glob("lib/python*/site-packages")
+    ours = sysconfig.get_path("purelib")
+    (packages / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+    builder = WheelBuilder(str(ROOT / "core"))
+    (wheel,) = builder.build(directory=str(folder), versions=["standard"])
+    python = str(folder / "venv" / "bin" / "python")
+    run([python, "-m", "pip", "install", "--no-index", "--no-deps", "--ignore-installed", wheel])
+    return folder / "venv" / "bin"
+
+
+@pytest.mark.slow
+def test_a_distribution_is_published_as_the_tutorial_says(programs: Path, tmp_path: Path) -> None:
+    project = tmp_path / "pegboard-oldest-first"
+    copy_with_other_names(ROOT / "examples" / "my_plugin", project)
+    (block,) = [text for text in blocks(ROOT / "CONTRIBUTING.md", "bash") if "pip wheel" in text]
+    environment = {**ENVIRONMENT, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block],
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+    assert f"pegboard-oldest-first 0.1.0  {project / 'pegboard_oldest_first'}" in done.stdout
+    (wheel,) = (project / "dist").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+    assert "pegboard_oldest_first/plugin.toml" in names
+    assert [name for name in names if not name.startswith("pegboard_oldest_first/")] == []
+
+
+def copy_with_other_names(source: Path, target: Path) -> None:
+    """Copies the example, with every form of its name replaced, in texts and in names of files."""
+    for path in source.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            copy = target / renamed(path.relative_to(source).as_posix())
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(renamed(path.read_text()))
+
+
+def renamed(text: str) -> str:
+    """With a stranger's name in each of the forms that CONTRIBUTING names."""
+    forms = re.search(
+        r"three forms, `(\w+)`,\s`([\w-]+)` and `(\w+)`", (ROOT / "CONTRIBUTING.md").read_text()
+    )
+    assert forms is not None
+    others = ("oldest_first", "oldest-first", "OldestFirst")
+    for form, other in zip(forms.groups(), others, strict=True):
+        text = text.replace(form, other)
+    return text
 
 
 @pytest.mark.parametrize("path", [*READMES, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)

@@ -155,6 +155,6 @@ def _worker_command(composition: Composition, rank: int) -> list[str]:
 
 
 def _detokenizer_factory(tokenizer: Tokenizer | None) -> Callable[[], Any] | None:
-    from pegboard.engine.detokenizer import IncrementalDetokenizer
+    from pegboard.engine.detokenizer import detokenizers
 
-    return None if tokenizer is None else lambda: IncrementalDetokenizer(tokenizer)
+    return None if tokenizer is None else detokenizers(tokenizer)

@@ -173,5 +173,10 @@ def _check_options(composition: Composition) -> list[Refusal]:
         try:
             options_of(part)
         except OptionsInvalid as problem:
-            refusals.append(Refusal(code="options", plugin=part.origin.plugin, message=problem.was))
+            message = f"{problem.was} (plugin {problem.plugin!r}, {problem.origin})"
+            if problem.allowed:
+                message += f"; allowed: {problem.allowed}"
+            refusals.append(
+                Refusal(code="options", plugin=problem.plugin, message=message, fix=problem.fix)
+            )
     return refusals

@@ -83,7 +83,7 @@ def worker_parts(composition: Composition, maker: Maker, on_tensor: OnTensor) ->
         max_model_len=composition.max_model_len,
         dtype=composition.dtype,
         device=composition.device,
-        num_threads=composition.num_threads,
+        num_threads=composition.torch_threads,
         kernels=kernels,
         linear_kernels=linear,
         attention=build("attention", _attention_context(composition, kernels)),

@@ -1,4 +1,10 @@
-"""What a plugin's command finds in typer's `ctx.obj`."""
+"""What a plugin's command is, and what it finds in typer's `ctx.obj`.
+
+`pegboard <name>` calls the command's factory and runs the typer application that it returns. A command
+ends with status 0, or by `typer.Exit` with 3 where it is a check that found what it looks for. A user's
+mistake is raised as a `UserError`, which becomes one line and status 2; a service's own errors are left
+to pass. Anything else that is raised is a bug: a traceback and status 1.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,7 @@ T = TypeVar("T")
 
 
 class LoadedModel(Protocol):
-    """A model to run by hand, without paging or scheduling."""
+    """A model to run by hand, without paging or scheduling. Whoever loaded it closes it."""
 
     def forward(
         self, token_ids: Sequence[int], taps: Sequence[int] = ()
@@ -59,4 +65,5 @@ class CommandContext(ABC):
 
 
 CommandFactory = Callable[[], Any]
-"""Returns a typer application."""
+"""Returns a typer application, a new one each time. It is called when the command is used; help needs
+no service."""

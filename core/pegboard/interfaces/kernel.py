@@ -146,7 +146,8 @@ class SampleKernel(Kernel):
         A greedy row is the argmax, ties to the lower id. Otherwise, with z = logits / temperature in
         float32:
         1. top_k keeps the k largest z; top_p keeps the shortest prefix, in descending z, of what is
-           left whose softmax (over what is left) reaches top_p; min_p keeps z >= max(z) + ln(min_p).
+           left whose softmax (over what is left, in float64) reaches top_p; min_p keeps
+           z >= max(z) + ln(min_p), the logarithm in float64 and rounded to float32.
            Equal z are ordered by token id, lower first, so that a filter never keeps a higher id
            and drops a lower one of the same z (min_p keeps or drops both).
         2. The token is the argmax over the kept ids of z + g, ties to the lower id, where

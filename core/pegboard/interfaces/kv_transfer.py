@@ -1,4 +1,13 @@
-"""`KVTransfer`: how KV leaves and enters. The host half decides, the worker half moves bytes."""
+"""`KVTransfer`: how KV leaves and enters. The host half decides, the worker half moves bytes.
+
+A finished prefix leaves by `export` on the host, and `save` under the plan's handle on the worker; a
+new sequence gets it by `fetch` and `load`, in the same engine or in another one of the same
+fingerprint. KV is brought only for tokens that are equal from the first on, of the same salt. What
+fails is computed: a transfer can cost time and never change a token.
+
+A plugin provides the host half under its name, and the worker half under the name with `.worker`
+appended.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +40,12 @@ class TransferContext:
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """KV to fetch for a new sequence.
+    """KV to fetch for a new sequence, or to keep of a finished one.
 
     Attributes:
         handle: names the transfer for the worker half.
-        num_tokens: tokens that it brings, from the first on; 0: nothing, compute all.
+        num_tokens: tokens that it brings, from the first on: at most the prefix's, and a multiple of
+            every group's block size; 0: nothing, compute all.
         deadline: seconds of the monotonic clock; later, the tokens are computed instead.
     """
 
@@ -49,7 +59,7 @@ class KVTransferHost(ABC):
 
     @abstractmethod
     def fetch(self, request_id: str, prefix: Prefix) -> TransferPlan:
-        """What another engine holds for a new sequence."""
+        """What is held for a new sequence."""
 
     @abstractmethod
     def export(self, request_id: str, prefix: Prefix) -> TransferPlan:
@@ -58,15 +68,20 @@ class KVTransferHost(ABC):
 
 
 class KVTransferWorker(ABC):
-    """Moves bytes, on a worker."""
+    """Moves bytes, on a worker.
+
+    Pages are, for each group, the plan's `num_tokens` / block size of them, in the tokens' order.
+    """
 
     @abstractmethod
     def load(self, handle: str, pages: Sequence[Sequence[int]]) -> bool:
-        """Fills pages, a group's in order; False: failed, compute instead."""
+        """Fills pages, every tensor of every layer, and touches no others; False: failed, compute
+        instead. A handle fails that is unknown, or whose pages were never saved."""
 
     @abstractmethod
     def save(self, handle: str, pages: Sequence[Sequence[int]]) -> None:
-        """Offers pages under the handle."""
+        """Offers pages under the handle. They are read only, and hold other tokens once the plan's
+        deadline has passed."""
 
     @abstractmethod
     def bind(self, kv: Sequence[Mapping[str, torch.Tensor]]) -> None:

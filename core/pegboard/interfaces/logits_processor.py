@@ -4,6 +4,11 @@ A manifest entry may name `params`, the pydantic model of the processor's reques
 `fields`, the fields of `SamplingParams` that it serves. The host validates
 `SamplingParams.processors[name]` joined with those fields and sends plain values once, at admission;
 a row whose values are all defaults is never admitted to the processor, unless the request names it.
+
+Processors run one after the other, each on what the last one left: the built-in ones in alphabetical
+order (`logit_bias`, `min_tokens`, `penalties`), then those of the config's `logits_processors` in the
+config's order, then objects given in Python in theirs. A built-in that the config names, for its
+options, keeps its place, and no request changes the order. Temperature and the filters follow.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def check_parts(
     _check_features(parts, used, chooser)
     for interface in ("model", "checkpoint_source"):
         part = parts[interface]
-        for reason in chooser.misfits(part.entry.requires):
+        for reason in chooser.misfits(part):
             chooser.refuse(
                 "requirement", f"{interface}: {part.name} {reason}", plugin=part.origin.plugin
             )

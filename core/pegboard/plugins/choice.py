@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pegboard.errors import InterfaceVersionRefused
 from pegboard.interfaces.device import DeviceFacts
 from pegboard.plugins.composition import Decision, Part, Refusal
-from pegboard.plugins.discovery import Broken, Catalog, Offer
+from pegboard.plugins.discovery import Broken, Catalog, Offer, absent
 from pegboard.plugins.known import suggestion
 from pegboard.plugins.manifest import Origin, Provides, Requires
 
@@ -63,7 +62,7 @@ class Chooser:
     def choose(self, wanted: Wanted, check: Check = lambda entry: []) -> Part | None:
         """The provider; None when there is none, the reasons being in `refusals`."""
         for given in self.objects.get(wanted.interface, ()):
-            self._refuse(given.origin, self._reasons(given.entry, check), given.entry.name)
+            self._refuse(given.origin, self._reasons(given, check), given.entry.name)
             return given
         if wanted.name in ("auto", "on"):
             return self._automatic(wanted, check)
@@ -81,7 +80,7 @@ class Chooser:
         chosen = [self._one_named(entry) for entry in named.values()]
         given = self.objects.get(interface, ())
         for part in given:
-            self._refuse(part.origin, self.misfits(part.entry.requires), part.name)
+            self._refuse(part.origin, self.misfits(part), part.name)
         return (*own, *(part for part in chosen if part is not None), *given)
 
     def refuse(self, code: str, message: str, *, plugin: str = "", fix: str = "") -> None:
@@ -92,15 +91,20 @@ class Chooser:
         """Notes how an open choice was settled."""
         self.decisions.append(Decision(key=key, value=str(value), why=why))
 
-    def misfits(self, requires: Requires) -> list[str]:
-        """Reasons why something with these requirements does not run here."""
-        return [*self._device_misfits(requires), *self._model_misfits(requires)]
+    def misfits(self, provided: Offer | Part) -> list[str]:
+        """Reasons why it does not run here, by what its manifest entry requires."""
+        requires = provided.entry.requires
+        return [
+            *_absences(provided.origin, requires),
+            *self._device_misfits(requires),
+            *self._model_misfits(requires),
+        ]
 
     def _one_named(self, wanted: Wanted, check: Check = lambda entry: []) -> Part | None:
         offer = self._named(wanted)
         if offer is None:
             return None
-        self._refuse(offer.origin, self._reasons(offer.entry, check), wanted.key)
+        self._refuse(offer.origin, self._reasons(offer, check), wanted.key)
         return _part(offer, wanted)
 
     def _automatic(self, wanted: Wanted, check: Check) -> Part | None:
@@ -111,7 +115,7 @@ class Chooser:
                 wanted.name == "on" and INACTIVE in offer.entry.promises
             ):
                 continue
-            reasons = self._reasons(offer.entry, check)
+            reasons = self._reasons(offer, check)
             if reasons:
                 against.append(f"{offer.entry.name} ({', '.join(reasons)})")
             else:
@@ -198,8 +202,8 @@ class Chooser:
         )
         return None
 
-    def _reasons(self, entry: Provides, check: Check) -> list[str]:
-        return [*self.misfits(entry.requires), *check(entry)]
+    def _reasons(self, provided: Offer | Part, check: Check) -> list[str]:
+        return [*self.misfits(provided), *check(provided.entry)]
 
     def _refuse(self, origin: Origin, reasons: Sequence[str], key: str) -> None:
         for reason in reasons:
@@ -217,9 +221,6 @@ class Chooser:
             reasons.append(
                 f"needs compute capability {requires.capability}, not {device.capability or 'none'}"
             )
-        absent = [name for name in requires.packages if importlib.util.find_spec(name) is None]
-        if absent:
-            reasons.append(f"needs the packages {', '.join(absent)}, which are not installed")
         return reasons
 
     def _model_misfits(self, requires: Requires) -> list[str]:
@@ -232,6 +233,16 @@ class Chooser:
                 allowed = ", ".join(map(str, requires.head_sizes))
                 reasons.append(f"has no heads of {', '.join(map(str, odd))}; allowed: {allowed}")
         return reasons
+
+
+def _absences(origin: Origin, requires: Requires) -> list[str]:
+    packages, files = absent(origin, requires)
+    reasons = []
+    if packages:
+        reasons.append(f"needs the packages {', '.join(packages)}, which are not installed")
+    if files:
+        reasons.append(f"needs {', '.join(files)}, which its installation did not build")
+    return reasons
 
 
 def _part(offer: Offer, wanted: Wanted) -> Part:

@@ -144,6 +144,14 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.facts.fingerprint}/{self.numerics_id}"
 
     @property
+    def torch_threads(self) -> int:
+        """Threads that torch may use on a CPU: one where the linear layers' kernels bring their own,
+        which torch's would only disturb."""
+        linear = [choice.part for choice in self.kernels if choice.operation == "linear"]
+        bring_their_own = all("own_threads" in part.entry.promises for part in linear)
+        return 1 if bring_their_own else self.num_threads
+
+    @property
     def digest(self) -> str:
         """sha256, hex: workers compare it before they load a weight."""
         return hashlib.sha256(to_json(self)).hexdigest()

@@ -15,6 +15,7 @@ from pegboard.plugins.manifest import (
     Manifest,
     Origin,
     Provides,
+    Requires,
     block_of,
     parse_manifest,
 )
@@ -83,6 +84,14 @@ class Catalog:
     def manifest(self, plugin: str) -> Manifest:
         """A plugin's manifest, by its name."""
         return next(m for m in self.manifests if m.origin.plugin == plugin)
+
+
+def absent(origin: Origin, requires: Requires) -> tuple[list[str], list[str]]:
+    """Packages and files that something requires and that are not there."""
+    packages = [name for name in requires.packages if importlib.util.find_spec(name) is None]
+    folder = Path(origin.path)
+    files = [name for name in requires.files if not folder.joinpath(name).is_file()]
+    return packages, files
 
 
 def discover(
@@ -213,6 +222,7 @@ def _read(origin: Origin) -> Manifest:
             origin.plugin,
             f"no readable plugin.toml beside the module: {problem}",
             origin=str(origin),
+            fix=origin.remedy,
         ) from None
     return parse_manifest(text, origin)
 

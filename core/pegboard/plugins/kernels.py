@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pegboard.interfaces.device import DeviceFacts
 from pegboard.interfaces.kernel import OPERATIONS
 from pegboard.interfaces.kv import KVGroup
 from pegboard.plugins.choice import Chooser
@@ -48,11 +49,13 @@ def choose_kernels(
 def numerics_id(
     kernels: Sequence[KernelChoice],
     parts: Mapping[str, Part],
-    machine: tuple[str, str],
+    device: DeviceFacts,
+    dtype: str,
     groups: Sequence[KVGroup],
 ) -> str:
-    """Digest of everything that changes the numbers of KV and logits; machine: device and dtype."""
-    said = [*machine, *map(str, groups)]
+    """Digest of everything that changes the numbers of KV and logits. A device's features count:
+    kernels choose their instructions by them, and with those their rounding."""
+    said = [device.kind, dtype, *sorted(device.features), *map(str, groups)]
     said += [f"{k.operation}/{k.format}={_signature(k.part)}" for k in kernels]
     said += [f"{name}={_signature(parts[name])}" for name in ("attention", "quantizer", "model")]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
@@ -94,7 +97,7 @@ class _Search:
             (offer, offered)
             for offer in self.chooser.catalog.offers("kernel")
             if offer.entry.priority >= 0 and (operation, offer.entry.name) not in self.unusable
-            if not self.chooser.misfits(offer.entry.requires)
+            if not self.chooser.misfits(offer)
             for offered in offer.entry.operations
             if self.serves(offered, needed)
         ]
@@ -131,7 +134,7 @@ class _Search:
         offer = self.chooser.settle("kernels", found)
         if offer is None:
             return None
-        for reason in self.chooser.misfits(offer.entry.requires):
+        for reason in self.chooser.misfits(offer):
             self.chooser.refuse("requirement", f"kernels: {name} {reason}", plugin=name)
         for offered in offer.entry.operations:
             if self.serves(offered, needed) and (

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import msgspec
 
 from pegboard.config import Config
 from pegboard.plugins.composition import Part
-from pegboard.plugins.discovery import Catalog, discover
+from pegboard.plugins.discovery import Catalog, absent, discover
 from pegboard.plugins.loader import load_plugins
 from pegboard.plugins.manifest import Manifest, Origin
 
@@ -91,13 +90,16 @@ def _of(origin: Origin, provides: tuple[Provided, ...], problem: str | None) -> 
 
 
 def _unmet(manifest: Manifest) -> str | None:
-    """Packages that everything the plugin provides would need, and that are not installed."""
-    absent = sorted(
-        {
-            package
-            for entry in manifest.provides
-            for package in entry.requires.packages
-            if find_spec(package) is None
-        }
-    )
-    return f"needs packages that are not installed: {', '.join(absent)}" if absent else None
+    """What the things that the plugin provides would need, and is not there."""
+    lacking = [absent(manifest.origin, entry.requires) for entry in manifest.provides]
+    packages = sorted({name for names, _ in lacking for name in names})
+    files = sorted({name for _, names in lacking for name in names})
+    problems = []
+    if packages:
+        problems.append(f"needs packages that are not installed: {', '.join(packages)}")
+    if files:
+        problems.append(
+            f"needs {', '.join(files)}, which its installation did not build:"
+            " install a compiler, then the plugin again"
+        )
+    return "; ".join(problems) or None

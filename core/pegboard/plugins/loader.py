@@ -23,7 +23,7 @@ from pegboard.errors import (
 )
 from pegboard.plugins import hookspecs
 from pegboard.plugins.contracts import CONTRACTS
-from pegboard.plugins.manifest import Dotted, Manifest, Origin
+from pegboard.plugins.manifest import SINGLE_FILE, Dotted, Manifest, Origin
 from pegboard.plugins.registry import FactoryKey, Registry
 
 
@@ -49,7 +49,7 @@ def import_plugin(origin: Origin) -> ModuleType:
         PluginImportFailed: its import raised.
     """
     try:
-        if origin.path.endswith(".py") and origin.module.startswith("pegboard_file_"):
+        if origin.distribution == SINGLE_FILE:
             return _import_file(origin)
         return importlib.import_module(origin.module)
     except (Exception, SystemExit) as problem:  # a module that calls sys.exit has failed too
@@ -57,8 +57,15 @@ def import_plugin(origin: Origin) -> ModuleType:
             origin.plugin,
             f"import failed: {type(problem).__name__}: {problem}",
             origin=str(origin),
-            fix=f"python -c 'import {origin.module}' shows the whole traceback",
+            fix=f"{_program(origin)} shows the whole traceback",
         ) from problem
+
+
+def _program(origin: Origin) -> str:
+    """A command that does nothing but import the plugin."""
+    if origin.distribution == SINGLE_FILE:
+        return f"python {origin.path}"
+    return f"python -c 'import {origin.module}'"
 
 
 def resolve_dotted(dotted: Dotted, origin: Origin) -> Any:
@@ -78,6 +85,7 @@ def resolve_dotted(dotted: Dotted, origin: Origin) -> Any:
             origin.plugin,
             f"its manifest names {dotted!r}: {type(problem).__name__}: {problem}",
             origin=str(origin),
+            fix=origin.remedy,
         ) from problem
 
 
@@ -166,6 +174,7 @@ def _called(hook: Callable[[], list[Any]], origin: Origin) -> list[Any]:
             origin.plugin,
             f"one of its hooks failed: {type(problem).__name__}: {problem}",
             origin=str(origin),
+            fix=origin.remedy,
         ) from problem
 
 
@@ -180,5 +189,8 @@ def _compare(manifest: Manifest, hooked: set[tuple[str, str]]) -> None:
         if names:
             listed = ", ".join(f"{interface} {name!r}" for interface, name in sorted(names))
             raise ManifestHookMismatch(
-                manifest.origin.plugin, f"{problem}: {listed}", origin=str(manifest.origin)
+                manifest.origin.plugin,
+                f"{problem}: {listed}",
+                origin=str(manifest.origin),
+                fix=manifest.origin.remedy,
             )

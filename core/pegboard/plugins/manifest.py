@@ -42,6 +42,13 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}".strip() + f", {self.path}"
 
+    @property
+    def remedy(self) -> str:
+        """What to do where the plugin itself is at fault."""
+        if self.distribution in (SINGLE_FILE, OBJECT):
+            return f"mend {self.path or self.module}"
+        return f"install another version of {self.distribution}, or tell its authors"
+
 
 class Requires(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a thing needs; empty: anything goes.
@@ -55,6 +62,8 @@ class Requires(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         block_sizes: tokens of a KV block.
         features: of other interfaces, `interface.feature` (`attention.query_mask`).
         packages: modules that must be importable.
+        files: that must lie in the plugin's folder, such as a library that is built when the plugin
+            is installed.
     """
 
     devices: tuple[str, ...] = ()
@@ -65,6 +74,7 @@ class Requires(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     block_sizes: tuple[int, ...] = ()
     features: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,7 +97,8 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         options: pydantic model of its options.
         requires: what it needs.
         promises: `row_invariant`, or features that others may require (`sharing`, `query_mask`,
-            `window`, `soft_cap`, `lse`).
+            `window`, `soft_cap`, `lse`), or of a kernel family `own_threads`: where it runs the
+            linear layers, torch computes with one thread.
         priority: for `auto`, the highest that fits wins; negative: never by `auto`.
         estimate: torch-free function of a `Workload`: bytes beside weights and KV.
         files, describe: of a checkpoint source; `describe` of a model too.
@@ -160,7 +171,10 @@ def parse_manifest(text: str, origin: Origin) -> Manifest:
         raw = msgspec.convert(tomllib.loads(text), _File)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as problem:
         raise ManifestInvalid(
-            origin.plugin, f"invalid manifest: {problem}", origin=str(origin)
+            origin.plugin,
+            f"invalid manifest: {problem}",
+            origin=str(origin),
+            fix=origin.remedy,
         ) from None
     if origin.distribution == SINGLE_FILE:
         origin = msgspec.structs.replace(origin, plugin=raw.plugin.name)
@@ -182,7 +196,10 @@ def entry_of(manifest: Any, origin: Origin) -> Provides:
         entry = msgspec.convert(manifest, Provides)
     except msgspec.ValidationError as problem:
         raise ManifestInvalid(
-            origin.plugin, f"invalid manifest: {problem}", origin=str(origin)
+            origin.plugin,
+            f"invalid manifest: {problem}",
+            origin=str(origin),
+            fix=origin.remedy,
         ) from None
     check_entry(entry, origin)
     return entry
@@ -216,4 +233,5 @@ def check_entry(entry: Provides, origin: Origin) -> None:
             origin.plugin,
             f"{entry.interface} {entry.name!r} lacks {', '.join(missing)}",
             origin=str(origin),
+            fix=origin.remedy,
         )

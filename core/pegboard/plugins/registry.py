@@ -58,6 +58,7 @@ class Registry:
                 f"making {entry.interface} {entry.name!r} failed:"
                 f" {type(problem).__name__}: {problem}",
                 origin=str(origin),
+                fix=origin.remedy,
             ) from problem
         check_product(product, entry.interface, entry.name, origin)
         return product
@@ -95,6 +96,7 @@ def validate_options(part: Part, model: type[BaseModel] | None) -> BaseModel | N
                 part.origin.plugin,
                 f"{part.path}: {part.entry.interface} {part.name!r} takes no options",
                 origin=str(part.origin),
+                fix=f"leave out {part.path}",
             )
         return None
     try:

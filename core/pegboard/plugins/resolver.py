@@ -124,7 +124,7 @@ def resolve(
         layouts=(),
         num_blocks=(),
         numerics=numerics,
-        numerics_id=numerics_id(kernels, parts, (device.kind, dtype), groups),
+        numerics_id=numerics_id(kernels, parts, device, dtype, groups),
         manifests=_manifests(catalog, used),
         decisions=tuple(decisions),
     )

@@ -34,6 +34,10 @@ TREE = (-1, 0, 0, 1, 2, -1)
 """Parents of draft nodes: two branches under the first node, and a second root."""
 
 
+FORK = (-1, -1, 0, 1, 2, 2)
+"""Two paths whose nodes lie between each other."""
+
+
 def shape(
     heads: int = 5, kv_heads: int = 1, head_dim: int = 24, **settings: float | int | None
 ) -> AttentionShape:
@@ -229,6 +233,23 @@ class AttentionContract:
             beside = _output(together, Chunk(0, 5), Chunk(1, 1), Chunk(2, 33), Chunk(3, 18))[6:39]
             pieces = torch.cat([_output(chunked, Chunk(2, 7)), _output(chunked, Chunk(2, 26))])
             assert torch.equal(whole, beside) and torch.equal(whole, pieces)
+
+    def test_row_invariant_backends_verify_with_the_bits_of_decoding(
+        self, make: MakeBackend
+    ) -> None:
+        self.needs("query_mask")
+        if not self.row_invariant:
+            pytest.skip("the backend does not promise row_invariant")
+        import torch
+
+        for dtype in self.dtypes:
+            plain, drafted = (self.rows(make, dtype=dtype) for _ in range(2))
+            _output(drafted, Chunk(0, 62))
+            verified = _output(drafted, Chunk(1, 5), Chunk(0, 1, drafts=FORK), Chunk(2, 1))
+            _output(plain, Chunk(0, 62))
+            decoded = torch.cat([_output(plain, Chunk(0, 1)) for _ in range(4)])
+            # The last token and the path of each depth's first node, after the other row's tokens.
+            assert torch.equal(verified[[5, 6, 8, 10]], decoded)
 
 
 def _output(rows: PagedRows, *chunks: Chunk) -> torch.Tensor:

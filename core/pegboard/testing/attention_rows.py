@@ -24,7 +24,7 @@ from pegboard.testing.attention_reference import (
 if TYPE_CHECKING:
     import torch
 
-MAX_POSITION = 128
+MAX_POSITION = 256
 POISON = 1e4
 """What pages of nobody hold; reading it is seen."""
 
@@ -44,6 +44,10 @@ class Chunk:
         parent = self.drafts[node]
         return 1 if parent < 0 else 1 + self.depth(parent)
 
+    def sibling(self, node: int) -> int:
+        """How many earlier nodes have the node's depth."""
+        return [self.depth(other) for other in range(node)].count(self.depth(node))
+
     def ancestors(self, node: int) -> set[int]:
         parent = self.drafts[node]
         return {node} if parent < 0 else {node} | self.ancestors(parent)
@@ -57,6 +61,8 @@ class Problem:
         layers: attention of each layer; layers of one window share a KV group.
         rotary_dim: elements of a head that are rotated; None: all; 0: no rotation.
         lse: also compare the log of the sum of exponentials.
+        num_threads: threads that the backend may use.
+        poison: what pages hold before they are written; NaN spoils even what is multiplied by zero.
     """
 
     layers: tuple[AttentionShape, ...]
@@ -66,6 +72,8 @@ class Problem:
     rotary_dim: int | None
     num_rows: int
     lse: bool
+    num_threads: int = 1
+    poison: float = POISON
 
     def groups(self) -> tuple[KVGroup, ...]:
         windows = list(dict.fromkeys(layer.window for layer in self.layers))
@@ -89,6 +97,10 @@ class Problem:
 
 class PagedRows:
     """Rows whose KV lies in shuffled pages of a backend, and the dense reference of each.
+
+    A token's q, k and v depend on its row, position and layer alone, and lie beside each other, as a
+    joined projection leaves them. The first draft node of each depth has those of the token that a
+    plain decode computes at its position.
 
     Attributes:
         problem: what the backend was made for.
@@ -123,7 +135,7 @@ class PagedRows:
                 max_num_seqs=problem.num_rows,
                 dtype=problem.dtype,
                 device=problem.device,
-                num_threads=1,
+                num_threads=problem.num_threads,
                 rotary=ReferenceRotary(),
             )
         )
@@ -152,7 +164,7 @@ class PagedRows:
                 for spec in layout(group):
                     tensors[layer][spec.name] = torch.full(
                         (self.num_blocks, *spec.shape),
-                        POISON if spec.dtype == self.problem.dtype else 0,
+                        self.problem.poison if spec.dtype == self.problem.dtype else 0,
                         dtype=getattr(torch, spec.dtype),
                         device=self.problem.device,
                     )
@@ -189,19 +201,14 @@ class PagedRows:
         num_tokens = batch.positions.numel()
         positions = batch.positions.cpu()
         for index, layer in enumerate(self.problem.layers):
-            q = self._random(num_tokens, layer.num_heads, layer.head_dim)
-            k = self._random(num_tokens, layer.num_kv_heads, layer.head_dim)
-            v = self._random(num_tokens, layer.num_kv_heads, layer.head_dim)
+            q, k, v = self._projections(index, chunks)
             expected, expected_lse = self._reference(index, chunks, positions, q, k, v)
             lse = None
             if self.problem.lse:
-                lse = torch.empty(
-                    (num_tokens, layer.num_heads), dtype=torch.float32, device=self.problem.device
+                lse = torch.full(
+                    (num_tokens, layer.num_heads), torch.nan, device=self.problem.device
                 )
-            device = self.problem.device
-            out = self.backend.forward(
-                index, q.to(device), k.to(device), v.to(device), self._rotary, lse
-            )
+            out = self.backend.forward(index, q, k, v, self._rotary, lse)
             yield out, expected
             if lse is not None:
                 yield lse, expected_lse
@@ -265,11 +272,27 @@ class PagedRows:
                     mask[token, chunk.num_tokens + ancestor] = True
         return mask.to(self.problem.device)
 
-    def _random(self, *size: int) -> torch.Tensor:
+    def _projections(self, layer: int, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, ...]:
+        """q, k and v of a step's tokens: views of one tensor."""
         import torch
 
-        values = torch.randn(size, generator=self._generator, dtype=torch.float64)
-        return values.to(self._dtype)
+        shape = self.problem.layers[layer]
+        heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+        size = (sum(heads), shape.head_dim)
+        tokens = []
+        for chunk in chunks:
+            start = self.length(chunk.row)
+            keys = [(start + j, 0) for j in range(chunk.num_tokens)]
+            last = start + chunk.num_tokens - 1
+            keys += [
+                (last + chunk.depth(node), chunk.sibling(node)) for node in range(len(chunk.drafts))
+            ]
+            for position, sibling in keys:
+                seed = ((chunk.row * 64 + layer) * 64 + sibling) * MAX_POSITION + position
+                generator = torch.Generator().manual_seed(seed)
+                tokens.append(torch.randn(size, generator=generator, dtype=torch.float64))
+        joined = torch.stack(tokens).to(self.problem.device, self._dtype)
+        return torch.split_with_sizes(joined, heads, dim=1)
 
     def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         if self._rotary is None:
@@ -288,6 +311,7 @@ class PagedRows:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
+        q, k, v = q.cpu(), k.cpu(), v.cpu()
         q, k = self._rotated(q, positions), self._rotated(k, positions)
         outputs, sums, token = [], [], 0
         for chunk in chunks:

@@ -1,14 +1,36 @@
-"""Real distributions, written into a folder on the path, as `pip install --target` leaves them."""
+"""Real distributions: projects that are built into wheels, which pip installs into a folder."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
+from pegboard.config import Config
 from pegboard.testing.tiny import write_tiny_model
+
+PYPROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "pegboard-{name}"
+version = "1.2.3"
+
+[project.entry-points.pegboard]
+{name} = "{module}"
+
+[tool.hatch.build.targets.wheel]
+packages = ["pegboard_{name}"]
+"""
 
 SCHEDULER_MANIFEST = """
 [plugin]
@@ -34,42 +56,65 @@ class OneByOne(Scheduler):
 
 @hookimpl
 def pegboard_schedulers():
-    return {{"{provides}": lambda context: OneByOne()}}
+    return {"{provides}": lambda context: OneByOne()}
 """
 
-Install = Callable[..., Path]
+PIP_INSTALL = ("pip", "install", "--no-deps", "--no-index", "--no-compile", "--quiet")
+
+Files = tuple[tuple[str, str], ...]
+"""Path in the project, and text."""
+
+
+@pytest.fixture(scope="session")
+def install_project(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Files], Path]:
+    """Builds a project's wheel and installs it into a folder of its own, once for equal projects."""
+
+    @cache
+    def install(files: Files) -> Path:
+        folder = tmp_path_factory.mktemp("distribution")
+        for name, text in files:
+            file = folder / "project" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        builder = WheelBuilder(str(folder / "project"))
+        (wheel,) = builder.build(directory=str(folder / "dist"), versions=["standard"])
+        target = folder / "site"
+        subprocess.run(
+            [sys.executable, "-m", *PIP_INSTALL, "--target", str(target), wheel], check=True
+        )
+        return target
+
+    return install
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Installs a distribution `pegboard-<name>` with a package `pegboard_<name>`."""
-    site = tmp_path / "site"
-    site.mkdir()
-    monkeypatch.syspath_prepend(str(site))
+def install(
+    install_project: Callable[[Files], Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Path]:
+    """Installs a distribution `pegboard-<name>` 1.2.3 with a package `pegboard_<name>`, whose folder
+    it returns. `{name}` and `{provides}` in its texts are filled in."""
 
     def install(
         name: str,
-        manifest: str | None = None,
-        code: str | None = None,
+        manifest: str = SCHEDULER_MANIFEST,
+        code: str = SCHEDULER_CODE,
         provides: str = "one_by_one",
-        version: str = "1.2.3",
+        module: str = "pegboard_{name}",
+        **modules: str,
     ) -> Path:
-        package = site / f"pegboard_{name}"
-        package.mkdir()
-        manifest = SCHEDULER_MANIFEST if manifest is None else manifest
-        code = SCHEDULER_CODE if code is None else code
+        package = f"pegboard_{name}"
+        texts = {"pyproject.toml": PYPROJECT.replace("{module}", module)}
+        texts |= {f"{package}/{module}.py": text for module, text in modules.items()}
+        texts[f"{package}/__init__.py"] = code
         if manifest:
-            text = manifest.replace("{name}", name).replace("{provides}", provides)
-            (package / "plugin.toml").write_text(dedent(text))
-        code = code.replace("{provides}", provides).replace("{{", "{").replace("}}", "}")
-        (package / "__init__.py").write_text(dedent(code))
-        info = site / f"pegboard_{name}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: pegboard-{name}\nVersion: {version}\n"
+            texts[f"{package}/plugin.toml"] = manifest
+        files = tuple(
+            (path, dedent(text).replace("{name}", name).replace("{provides}", provides))
+            for path, text in texts.items()
         )
-        (info / "entry_points.txt").write_text(f"[pegboard]\n{name} = pegboard_{name}\n")
-        return package
+        site = install_project(files)
+        monkeypatch.syspath_prepend(str(site))
+        return site / package
 
     return install
 
@@ -78,3 +123,24 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama checkpoint."""
     return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture
+def config_of(tiny_model: Path) -> Callable[..., Config]:
+    """(**values) -> a config of the tiny model."""
+
+    def config_of(**values: Any) -> Config:
+        small = {"model": str(tiny_model), "kv_cache": {"memory": "8MiB"}, "max_model_len": 64}
+        return Config.from_values({**small, **values})
+
+    return config_of
+
+
+@pytest.fixture
+def named(config_of: Callable[..., Config]) -> Callable[..., Config]:
+    """(name, **values) -> a config that names a scheduler."""
+
+    def named(name: str = "one_by_one", **values: Any) -> Config:
+        return config_of(scheduler={"name": name}, **values)
+
+    return named

@@ -11,17 +11,12 @@ import pytest
 
 from pegboard import Engine, SamplingParams, errors
 from pegboard.builtin.fcfs import FCFS
-from pegboard.compose import build_engine, prepare
+from pegboard.compose import prepare
 from pegboard.config import Config
 from pegboard.interfaces.scheduler import SchedulerContext
 
 Install = Callable[..., Path]
-
-
-def config_of(model: Path, **values: Any) -> Config:
-    return Config.from_values(
-        {"model": str(model), "kv_cache": {"memory": "8MiB"}, "max_model_len": 64, **values}
-    )
+Configure = Callable[..., Config]
 
 
 @pytest.mark.parametrize(
@@ -39,17 +34,17 @@ def config_of(model: Path, **values: Any) -> Config:
     ],
 )
 def test_the_setting_at_fault_is_named(
-    tiny_model: Path, values: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
+    config_of: Configure, values: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     with pytest.raises(errors.CompositionRefused) as refusal:
-        prepare(config_of(tiny_model, **values))
+        prepare(config_of(**values))
     assert len(refusal.value.reasons) == 1
     assert str(refusal.value).startswith((named, f"scheduler.{named}"))
 
 
-def test_the_shortest_context_holds_a_token_of_each_kind(tiny_model: Path) -> None:
-    with Engine(config_of(tiny_model, max_model_len=2, threads=1)) as engine:
+def test_the_shortest_context_holds_a_token_of_each_kind(config_of: Configure) -> None:
+    with Engine(config_of(max_model_len=2, threads=1)) as engine:
         engine.submit([1], SamplingParams(ignore_eos=True))
         tokens = [delta.token_ids for delta in engine.step()]
         assert [len(ids) for ids in tokens] == [1] and not engine.has_work()
@@ -85,11 +80,13 @@ def pegboard_schedulers():
 """
 
 
-def test_options_that_a_model_would_ignore_are_refused(install: Install, tiny_model: Path) -> None:
+def test_options_that_a_model_would_ignore_are_refused(
+    install: Install, config_of: Configure
+) -> None:
     install("lenient", manifest=LENIENT_MANIFEST, code=LENIENT_CODE % "ignore")
 
     def with_options(**options: Any) -> Config:
-        return config_of(tiny_model, scheduler={"name": "lenient", "options": options})
+        return config_of(scheduler={"name": "lenient", "options": options})
 
     prepare(with_options(max_wait=2.0, inner={"depth": 2}))
     for options, path in (
@@ -100,56 +97,24 @@ def test_options_that_a_model_would_ignore_are_refused(install: Install, tiny_mo
             prepare(with_options(**options))
 
 
-def test_a_model_that_takes_any_option_gets_it(install: Install, tiny_model: Path) -> None:
+def test_a_model_that_takes_any_option_gets_it(install: Install, config_of: Configure) -> None:
     install("taking_any", manifest=LENIENT_MANIFEST, code=LENIENT_CODE % "allow")
-    prepare(config_of(tiny_model, scheduler={"name": "lenient", "options": {"whatever": 2.0}}))
+    prepare(config_of(scheduler={"name": "lenient", "options": {"whatever": 2.0}}))
 
 
 @pytest.mark.parametrize("name", ["FCFS", "hookimpl", "ConfigDict"])
-def test_options_that_name_no_model(install: Install, tiny_model: Path, name: str) -> None:
+def test_options_that_name_no_model(install: Install, config_of: Configure, name: str) -> None:
     manifest = LENIENT_MANIFEST.replace(":Options", f":{name}")
     install(f"naming_{name.lower()}", manifest=manifest, code=LENIENT_CODE % "ignore")
     with pytest.raises(errors.ManifestInvalid, match=rf"':{name}'.*BaseModel"):
-        prepare(config_of(tiny_model, scheduler={"name": "lenient"}))
-
-
-@pytest.mark.parametrize(
-    ("name", "key"), [("by_number", "5"), ("by_none", "None"), ("by_tuple", "('one_by_one',)")]
-)
-def test_a_hook_that_returns_other_than_names(
-    install: Install, tiny_model: Path, name: str, key: str
-) -> None:
-    code = f"""
-from pegboard import hookimpl
-
-@hookimpl
-def pegboard_schedulers():
-    return dict([({key}, int)])
-"""
-    install(name, code=code)
-    with pytest.raises(errors.ManifestHookMismatch, match="mapping of names"):
-        build_engine(prepare(config_of(tiny_model, scheduler={"name": "one_by_one"})))
-
-
-def test_a_factory_or_a_hook_cannot_end_the_process(install: Install, tiny_model: Path) -> None:
-    code = """
-import sys
-from pegboard import hookimpl
-
-@hookimpl
-def pegboard_schedulers():
-    return {{"one_by_one": lambda context: sys.exit(3)}}
-"""
-    install("leaving", code=code)
-    with pytest.raises(errors.FactoryFailed, match="SystemExit: 3"):
-        build_engine(prepare(config_of(tiny_model, scheduler={"name": "one_by_one"})))
+        prepare(config_of(scheduler={"name": "lenient"}))
 
 
 @pytest.mark.parametrize("manifest", [5, "name", ["name"], None, {5: "x"}, {"name": 5}])
-def test_an_object_whose_manifest_is_none(tiny_model: Path, manifest: Any) -> None:
+def test_an_object_whose_manifest_is_none(config_of: Configure, manifest: Any) -> None:
     kind = type("Odd", (FCFS,), {"manifest": manifest})
     with pytest.raises(errors.ManifestInvalid, match="Odd"):
-        prepare(config_of(tiny_model), scheduler=kind(SchedulerContext(1, 8, 64)))
+        prepare(config_of(), scheduler=kind(SchedulerContext(1, 8, 64)))
 
 
 @pytest.mark.parametrize(
@@ -161,9 +126,46 @@ def test_an_object_whose_manifest_is_none(tiny_model: Path, manifest: Any) -> No
     ],
 )
 def test_a_refusal_says_which_disabled_plugin_would_do(
-    install: Install, tiny_model: Path, values: dict[str, Any], plugin: str
+    install: Install, config_of: Configure, values: dict[str, Any], plugin: str
 ) -> None:
     install("sched")
-    config = config_of(tiny_model, plugins={"disable": [plugin]}, **values)
+    config = config_of(plugins={"disable": [plugin]}, **values)
     with pytest.raises(errors.UserError, match=rf"disabled.*take {plugin}.*plugins\.disable"):
         prepare(config)
+
+
+def test_every_reason_is_told_at_once(config_of: Configure) -> None:
+    config = config_of(
+        scheduler={"name": "nope"},
+        attention="nope",
+        numerics="invariant",
+        executor={"name": "local", "tensor_parallel": 2},
+    )
+    with pytest.raises(errors.CompositionRefused) as caught:
+        prepare(config)
+    reasons = "\n".join(caught.value.reasons)
+    for said in ("scheduler: no installed", "attention: no installed", "tensor_parallel", "linear"):
+        assert said in reasons
+
+
+def test_options_of_a_builtin_that_is_always_on(config_of: Configure) -> None:
+    config = config_of(observers=[{"name": "metrics", "options": {"vllm_names": False}}])
+    parts = {part.name: part for part in prepare(config).composition.observers}
+    assert parts["metrics"].options == {"vllm_names": False}
+    wrong = config_of(observers=[{"name": "metrics", "options": {"nonsense": 1}}])
+    with pytest.raises(errors.OptionsInvalid, match=r"observers.*nonsense"):
+        prepare(wrong)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"kv_transfer": "anything"}, "moves no KV"),
+        ({"executor": {"name": "local", "tensor_parallel": 2}}, "runs one worker"),
+    ],
+)
+def test_what_would_be_inactive_is_refused(
+    config_of: Configure, values: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(errors.UserError, match=said):
+        prepare(config_of(**values))

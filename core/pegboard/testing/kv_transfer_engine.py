@@ -1,0 +1,193 @@
+"""An engine that exports and fetches KV whose content is known, for the suite of KV transfers."""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pegboard.interfaces.kv import KVGroup, TensorSpec
+from pegboard.interfaces.kv_transfer import (
+    KVTransferHost,
+    KVTransferWorker,
+    TransferContext,
+    TransferPlan,
+)
+from pegboard.interfaces.prefix_cache import Prefix
+from pegboard.testing.prefix_cache import prefix
+
+if TYPE_CHECKING:
+    import torch
+
+MakeTransfer = Callable[[TransferContext], tuple[KVTransferHost, KVTransferWorker]]
+"""Makes both halves of one engine."""
+
+Pages = tuple[Sequence[int], ...]
+
+NUM_BLOCKS = 400
+HEAD_DIM = 8
+LAYERS_A_GROUP = 2
+
+
+def layout(group: KVGroup) -> tuple[TensorSpec, ...]:
+    """Tensors of a block of one layer, of more kinds than the usual two."""
+    shape = (group.block_size, group.num_kv_heads, group.head_dim)
+    return (
+        TensorSpec("k", shape, "float32"),
+        TensorSpec("v", shape, "int8"),
+        TensorSpec("v_scale", shape[:2], "float16"),
+    )
+
+
+class ServedKV:
+    """An engine: both halves of a transfer, and KV whose content is known.
+
+    Attributes:
+        host, worker: under test.
+        kv: for each layer, its tensors by name, as `bind` gets them.
+    """
+
+    def __init__(
+        self, make: MakeTransfer, block_sizes: Sequence[int], fingerprint: str = "model"
+    ) -> None:
+        self.groups = tuple(
+            KVGroup(
+                tuple(range(index * LAYERS_A_GROUP, (index + 1) * LAYERS_A_GROUP)),
+                num_kv_heads=1,
+                head_dim=HEAD_DIM,
+                block_size=size,
+                window=None,
+                encoding="none",
+                dtype="float32",
+            )
+            for index, size in enumerate(block_sizes)
+        )
+        self._fingerprint = f"{fingerprint} in blocks of {block_sizes}"
+        self.host, self.worker = make(TransferContext(self.groups, self._fingerprint))
+        self.kv = [_zeros(group) for group in self.groups for _ in group.layers]
+        self.worker.bind(self.kv)
+        self._stride = math.lcm(*block_sizes)
+        self._next_page = [1] * len(self.groups)
+        self._num_requests = 0
+
+    def export(self, tokens: Sequence[int], salt: str = "") -> tuple[TransferPlan, Pages]:
+        """Computes a prefix and offers it; the pages are those that stay pinned."""
+        plan = self.plan(self.host.export, tokens, salt)
+        pages = self.new_pages(plan.num_tokens)
+        self.write(pages, tokens, salt)
+        self.offer(plan, pages)
+        return plan, pages
+
+    def offer(self, plan: TransferPlan, pages: Pages) -> None:
+        """Saves pages, if the plan keeps any, and checks that KV stays as it is."""
+        if plan.num_tokens:
+            before = _copied(self.kv)
+            self.worker.save(plan.handle, pages)
+            assert _differing(before, self.kv) == [], "saving changed KV"
+
+    def fetch(self, tokens: Sequence[int], salt: str = "") -> TransferPlan:
+        """What a new sequence with these tokens would be brought."""
+        return self.plan(self.host.fetch, tokens, salt)
+
+    def plan(
+        self,
+        ask: Callable[[str, Prefix], TransferPlan],
+        tokens: Sequence[int],
+        salt: str = "",
+    ) -> TransferPlan:
+        """The host's answer for a new request, checked."""
+        self._num_requests += 1
+        plan = ask(f"request-{id(self)}-{self._num_requests}", prefix(tokens, salt))
+        assert 0 <= plan.num_tokens <= len(tokens)
+        assert plan.num_tokens % self._stride == 0, "part of a block cannot be moved"
+        if plan.num_tokens:
+            assert time.monotonic() < plan.deadline < math.inf, "no deadline that can be met"
+        return plan
+
+    def load(self, plan: TransferPlan, tokens: Sequence[int], salt: str = "") -> Pages | None:
+        """Loads into new pages, and checks all of KV; None: it failed."""
+        pages = self.new_pages(plan.num_tokens)
+        before = _copied(self.kv)
+        loaded = self.worker.load(plan.handle, pages)
+        assert loaded in (True, False)
+        touched = {
+            (layer, page)
+            for group, own in zip(self.groups, pages, strict=True)
+            for layer in group.layers
+            for page in own
+        }
+        assert set(_differing(before, self.kv)) <= touched, "other pages were written to"
+        if not loaded:
+            return None
+        expected = _copied(self.kv)
+        self.write(pages, tokens, salt, into=expected)
+        assert _differing(expected, self.kv) == [], "a page does not hold its tokens"
+        return pages
+
+    def bring(self, tokens: Sequence[int], salt: str = "") -> int:
+        """Fetches and loads; the number of tokens that are there then."""
+        plan = self.fetch(tokens, salt)
+        if not plan.num_tokens or self.load(plan, tokens, salt) is None:
+            return 0
+        return plan.num_tokens
+
+    def new_pages(self, num_tokens: int) -> Pages:
+        """Pages that were never handed out, for each group."""
+        pages = []
+        for index, group in enumerate(self.groups):
+            first = self._next_page[index]
+            self._next_page[index] += num_tokens // group.block_size
+            pages.append(range(first, self._next_page[index]))
+        return tuple(pages)
+
+    def write(
+        self,
+        pages: Pages,
+        tokens: Sequence[int],
+        salt: str = "",
+        into: Sequence[Mapping[str, torch.Tensor]] | None = None,
+    ) -> None:
+        """Writes the content of the tokens into pages, as computing them would."""
+        kv = self.kv if into is None else into
+        for group, own in zip(self.groups, pages, strict=True):
+            for entry, page in enumerate(own):
+                known = tuple(tokens[: (entry + 1) * group.block_size])
+                for layer in group.layers:
+                    for name, tensor in kv[layer].items():
+                        of = (self._fingerprint, salt, known, layer, name)
+                        tensor[page] = _content(of, tensor[page])
+
+
+def _zeros(group: KVGroup) -> dict[str, torch.Tensor]:
+    import torch
+
+    return {
+        spec.name: torch.zeros((NUM_BLOCKS, *spec.shape), dtype=getattr(torch, spec.dtype))
+        for spec in layout(group)
+    }
+
+
+def _content(of: tuple[object, ...], like: torch.Tensor) -> torch.Tensor:
+    """Numbers that only these tokens have, in the shape and dtype of another tensor."""
+    import torch
+
+    generator = torch.Generator().manual_seed(zlib.crc32(repr(of).encode()))
+    return torch.randint(-100, 100, like.shape, generator=generator).to(like.dtype)
+
+
+def _copied(kv: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+    return [{name: tensor.clone() for name, tensor in layer.items()} for layer in kv]
+
+
+def _differing(
+    one: Sequence[Mapping[str, torch.Tensor]], other: Sequence[Mapping[str, torch.Tensor]]
+) -> list[tuple[int, int]]:
+    """(layer, page) pairs in which some tensor differs."""
+    return [
+        (layer, page)
+        for layer, tensors in enumerate(one)
+        for name, tensor in tensors.items()
+        for page in (tensor != other[layer][name]).flatten(1).any(1).nonzero().flatten().tolist()
+    ]
