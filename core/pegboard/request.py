@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -16,6 +16,9 @@ MIN_SCALE = 1e-6
 """Least number that a logit is divided by: quotients stay within float32."""
 MAX_BIAS = 1e20
 """Most that is added to a logit: it can be divided by MIN_SCALE twice and stay within float32."""
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""An integer that every process and kernel can hold."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -55,11 +58,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
+    logit_bias: dict[Int64, float] = {}
     seed: int | None = None
     n: int = 1
     stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[Int64, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
@@ -92,13 +95,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         if any(not text for text in self.stop):
             raise RequestError("stop", "an empty text", allowed="texts of one character or more")
-        for token_id, bias in self.logit_bias.items():
-            if token_id < 0 or not abs(bias) <= MAX_BIAS:
-                raise RequestError(
-                    "logit_bias",
-                    f"{token_id}: {bias}",
-                    allowed=f"a token id to a number of -{MAX_BIAS:g} to {MAX_BIAS:g}",
-                )
+        _check_processors(self.processors)
+        _check_bias(self.logit_bias)
 
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
@@ -132,7 +130,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams = SamplingParams()
-    priority: int = 0
+    priority: Int64 = 0
     tenant: str = ""
     arrival: float = 0.0
 
@@ -157,6 +155,25 @@ def _check_types(values: SamplingParams | Request, names: Iterable[str]) -> None
             msgspec.convert(getattr(values, name), kinds[name], strict=True)
         except (msgspec.ValidationError, TypeError, OverflowError) as problem:
             raise RequestError(name, str(problem)) from None
+
+
+def _check_processors(processors: dict[str, dict[str, Any]]) -> None:
+    """Raises RequestError for values that no message can carry to the engine."""
+    try:
+        msgspec.msgpack.encode(processors)
+    except (TypeError, ValueError, OverflowError, RecursionError) as problem:
+        raise RequestError("processors", str(problem), allowed="plain values") from None
+
+
+def _check_bias(logit_bias: dict[int, float]) -> None:
+    """Raises RequestError for an id or a number that is out of range."""
+    for token_id, bias in logit_bias.items():
+        if token_id < 0 or not abs(bias) <= MAX_BIAS:
+            raise RequestError(
+                "logit_bias",
+                f"{token_id}: {bias}",
+                allowed=f"a token id to a number of -{MAX_BIAS:g} to {MAX_BIAS:g}",
+            )
 
 
 _KINDS: dict[type, dict[str, Any]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from pegboard.errors import RequestError
@@ -81,6 +82,8 @@ def test_the_ends_of_ranges_are_allowed(values: dict[str, Any]) -> None:
         {"request_id": 5},
         {"params": {"max_tokens": 3}},
         {"priority": "high"},
+        {"priority": 2**63},
+        {"priority": -(2**80)},
         {"tenant": 5},
         {"arrival": float("nan")},
     ],
@@ -90,3 +93,30 @@ def test_a_mistyped_request_is_refused_by_name(values: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as refusal:
         Request(**{"request_id": "a", "prompt_token_ids": (1,), **values}).check()
     assert refusal.value.param == next(iter(values))
+
+
+INTEGERS = [
+    ("max_tokens", 2**80),
+    ("top_k", 2**80),
+    ("seed", 2**80),
+    ("n", 2**80),
+    ("min_tokens", 2**80),
+    ("logprobs", 2**80),
+    ("prompt_logprobs", 2**80),
+    ("stop_token_ids", (2**80,)),
+    ("logit_bias", {2**80: 1.0}),
+    ("processors", {"mine": {"level": 2**80}}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), INTEGERS)
+def test_an_integer_that_fits_no_message_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(RequestError) as refusal:
+        SamplingParams(**{name: value}).check()
+    assert refusal.value.param == name
+
+
+def test_every_field_that_can_hold_an_integer_is_among_those() -> None:
+    kinds = {field.name: str(field.type) for field in msgspec.structs.fields(SamplingParams)}
+    holding = {name for name, kind in kinds.items() if "int" in kind or "Any" in kind}
+    assert holding == {name for name, _ in INTEGERS}

@@ -44,13 +44,19 @@ def texts(shared_folder: Path) -> list[str]:
 class Served:
     """A server in a process of its own, on a free port of the loopback device."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self.process = process
-        self._log = log
+        self._folder = folder
+        self._log = folder / "log"
 
     @property
     def log(self) -> str:
         return self._log.read_text()
+
+    @property
+    def left_behind(self) -> list[Path]:
+        """What lies where its processes put their temporary files."""
+        return list(self._folder.glob("pegboard-*"))
 
     @property
     def url(self) -> str:
@@ -130,12 +136,15 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     servers = []
 
     def start(model: str | Path, *arguments: str, until: str = "Uvicorn running on") -> Served:
-        log = tmp_path_factory.mktemp("served") / "log"
+        folder = tmp_path_factory.mktemp("served")
         program = Path(sys.executable).with_name("pegboard")
         command = [str(program), "serve", str(model), "--port", "0", "--set", "threads=1"]
-        with log.open("wb") as file:
-            process = subprocess.Popen([*command, *arguments], stderr=file, stdout=file)
-        served = Served(process, log)
+        environment = {**os.environ, "TMPDIR": str(folder)}
+        with (folder / "log").open("wb") as file:
+            process = subprocess.Popen(
+                [*command, *arguments], stderr=file, stdout=file, env=environment
+            )
+        served = Served(process, folder)
         servers.append(served)
         deadline = time.monotonic() + 180
         while until not in served.log:

@@ -113,6 +113,8 @@ REFUSED: dict[str, Bad] = {
     "deep objects": Bad(
         b'{"messages": ' + b'{"a": ' * NESTED + b"1" + b"}" * (NESTED + 1), None, CHAT
     ),
+    "a priority of 81 bits": bad("priority", priority=2**80),
+    "a processor's number of 81 bits": bad("processors", processors={"penalties": {"a": 2**80}}),
     "a number of many digits": Bad(b'{"prompt": [5], "seed": ' + b"9" * 9000 + b"}"),
     "no such route": Bad(b"", None, "/v1/nothing", 404),
     "no such method": Bad(b"", None, COMPLETIONS, 405, "PUT"),

@@ -75,7 +75,11 @@ def make_call(
     *,
     echo: tuple[str, ...] | None = None,
 ) -> Call:
-    """The call of a body whose prompts have been encoded; `prefix` begins its id."""
+    """The call of a body whose prompts have been encoded; `prefix` begins its id.
+
+    Raises:
+        RequestError: a value that the engine would not take.
+    """
     call_id = f"{prefix}-{uuid.uuid4().hex}"
     requests = tuple(
         Request(
@@ -87,6 +91,8 @@ def make_call(
         )
         for position, prompt in enumerate(prompts)
     )
+    for request in requests:
+        request.check()
     return Call(
         call_id=call_id,
         created=int(time.time()),
