@@ -81,6 +81,7 @@ TABLE: dict[str, Row] = {
     "pegboard.runner_main": Row(
         CORE, torch=Torch.LAZILY, never=("pegboard.server", "pegboard.cli", "pegboard.builtin")
     ),
+    "pegboard.bench": Row(("pegboard.progress", "pegboard.server", "pegboard.cli", *CONFIG)),
     "pegboard.server": Row(CORE, torch=Torch.LAZILY, never=("pegboard.builtin",)),
     "pegboard.cli": Row(CORE, torch=Torch.LAZILY, never=("pegboard.builtin",)),
     "pegboard.testing": Row(

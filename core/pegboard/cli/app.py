@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from pegboard.cli.bench import SeveralTargets, bench
 from pegboard.cli.check import check
 from pegboard.cli.command_context import EngineCommandContext
 from pegboard.cli.flags import FLAGS
@@ -63,6 +64,7 @@ def application() -> typer.Typer:
     in_process_flags = [flag for flag in FLAGS if not flag.key.startswith("server.")]
     app.command(context_settings=EITHER_DASH)(takes_config(serve))
     app.command(context_settings=EITHER_DASH)(takes_config(generate, flags=in_process_flags))
+    app.command(cls=SeveralTargets, context_settings=EITHER_DASH)(bench)
     app.command()(plugins)
     app.command(context_settings=EITHER_DASH)(takes_config(check))
     return app

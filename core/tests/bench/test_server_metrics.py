@@ -1,0 +1,96 @@
+"""What is read out of `/metrics`: ours, vLLM's, or none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+
+from pegboard.bench import server_metrics
+from pegboard.bench.server_metrics import MetricsWatch, Watched
+
+
+def watched(texts: Sequence[str | None]) -> Watched:
+    """What a watch makes of these answers, a look each; None: there is no `/metrics`."""
+    answers = iter(texts)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/metrics"
+        text = next(answers)
+        return httpx.Response(404) if text is None else httpx.Response(200, text=text)
+
+    async def run() -> Watched:
+        async with httpx.AsyncClient(
+            transport=httpx.MockTransport(answer), base_url="http://server"
+        ) as http:
+            watch = MetricsWatch(http)
+            for _ in texts:
+                await watch.look()
+                await asyncio.sleep(0.002)
+            return watch.result(0.0, float("inf"))
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(autouse=True)
+def fine_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_metrics, "PERIOD_S", 0.001)
+
+
+class Engine:
+    """Makes a server's metrics with the library that servers make them with."""
+
+    def __init__(self, prefix: str) -> None:
+        self.registry = CollectorRegistry()
+        bounds = (1, 2, 4, 8)
+        self.steps = Histogram(
+            f"{prefix}step_sequences", "-", ("engine",), buckets=bounds, registry=self.registry
+        )
+        self.running = Gauge(f"{prefix}num_requests_running", "-", registry=self.registry)
+        self.kv = Gauge(f"{prefix}kv_cache_usage_perc", "-", registry=self.registry)
+
+    def text(self) -> str:
+        return generate_latest(self.registry).decode()
+
+
+def test_batch_sizes_are_those_of_the_steps_between_the_first_look_and_the_last() -> None:
+    engine = Engine("pegboard_")
+    for size in (1, 1, 8):
+        engine.steps.labels("0").observe(size)
+    texts = [engine.text()]
+    for size in (1, 2, 3, 4, 4, 9, 100):
+        engine.steps.labels("0").observe(size)
+        texts.append(engine.text())
+    histogram = watched(texts).batch_sizes
+    assert histogram is not None
+    assert histogram.of == "steps"
+    assert histogram.bins == ((1, 1, 1), (2, 2, 1), (3, 4, 3), (5, 8, 0), (9, None, 2))
+
+
+def test_gauges_are_series_over_time() -> None:
+    engine, texts = Engine("pegboard_"), []
+    for running, use in ((0, 0.0), (3, 0.25), (5, 0.5)):
+        engine.running.set(running)
+        engine.kv.set(use)
+        texts.append(engine.text())
+    found = watched(texts)
+    assert [value for _, value in found.kv_use] == [0.0, 0.25, 0.5]
+    assert [value for _, value in found.running] == [0.0, 3.0, 5.0]
+    times = [when for when, _ in found.kv_use]
+    assert times == sorted(times)
+
+
+def test_where_an_engine_counts_no_steps_its_running_requests_are_sampled() -> None:
+    texts = [f'vllm:num_requests_running{{engine="0"}} {n}\n' for n in (0, 1, 2, 3, 4, 9)]
+    histogram = watched(texts).batch_sizes
+    assert histogram is not None
+    assert histogram.of == "samples"
+    assert histogram.bins == ((1, 1, 1), (2, 2, 1), (3, 4, 2), (5, 8, 0), (9, 16, 1))
+
+
+@pytest.mark.parametrize("text", [None, "", "other_metric 1\n"])
+def test_a_server_that_tells_nothing_leaves_nothing(text: str | None) -> None:
+    assert watched([text, text]) == Watched()
