@@ -178,6 +178,11 @@ class Tokenizer:
         return token_id in self._byte_ids
 
     @cached_property
+    def joins_bytes(self) -> bool:
+        """Whether a text is the UTF-8 of its tokens' bytes, whatever tokens stand side by side."""
+        return [step["type"] for step in self._decoders] == ["ByteLevel"]
+
+    @cached_property
     def max_token_bytes(self) -> int:
         """No token adds more bytes of UTF-8 to a text than this."""
         # In byte-level vocabularies a character stands for one byte, and invalid bytes become

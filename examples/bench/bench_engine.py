@@ -22,9 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from report import write_table
+
 HERE = Path(__file__).parent
 README = HERE.parent.parent / "README.md"
-MARKERS = ("<!-- bench_engine -->", "<!-- /bench_engine -->")
 CASES = ("1x128x64", "8x128x64", "32x128x64")
 MODELS = {
     "pegboard": "hf-f32",
@@ -104,7 +105,7 @@ def main() -> None:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    _write_table(table(result))
+    write_table(README, "bench_engine", table(result))
 
 
 def table(result: dict[str, Any]) -> str:
@@ -232,18 +233,6 @@ def _ratio(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], par
 def _sizes(case: str) -> tuple[int, int, int]:
     batch, prompt_len, gen_len = (int(size) for size in case.split("x"))
     return batch, prompt_len, gen_len
-
-
-def _write_table(text: str) -> None:
-    page = README.read_text()
-    begin, end = MARKERS
-    block = f"{begin}\n{text}\n{end}"
-    if begin in page:
-        page = page[: page.index(begin)] + block + page[page.index(end) + len(end) :]
-    else:
-        before, layout, after = page.partition("\n## Layout\n")
-        page = f"{before}\n## Speed\n\n{block}\n{layout}{after}"
-    README.write_text(page)
 
 
 if __name__ == "__main__":

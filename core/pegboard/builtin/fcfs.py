@@ -41,11 +41,8 @@ class FCFS(Scheduler):
         running = queue.running
         candidates = list(running)
         preempted: set[int] = set()
-        for seq in running:
-            if seq.num_pending == 1 and seq.seq_id not in preempted:
-                _make_room(seq, candidates, preempted, step)
-        for seq in running:
-            if seq.num_pending > 1 and seq.seq_id not in preempted:
+        for seq in sorted(running, key=_is_prompt_unfinished):
+            if seq.seq_id not in preempted and not step.add(seq, seq.num_pending):
                 _make_room(seq, candidates, preempted, step)
         return bool(preempted)
 
@@ -64,15 +61,19 @@ class FCFS(Scheduler):
             alone = False
 
 
+def _is_prompt_unfinished(seq: SequenceView) -> bool:
+    return seq.num_pending > 1
+
+
 def _make_room(
     seq: SequenceView, candidates: list[SequenceView], preempted: set[int], step: StepBuilder
 ) -> None:
-    """Adds the sequence, preempting the newest candidates until it fits."""
-    while not step.add(seq, seq.num_pending):
-        if step.num_tokens_left < 1 or not candidates:
-            return
+    """Preempts the newest candidates until the sequence, which did not fit, can be added."""
+    while step.num_tokens_left >= 1 and candidates:
         victim = candidates.pop()
         if step.preempt(victim):
             preempted.add(victim.seq_id)
             if victim is seq:
                 return
+        if step.add(seq, seq.num_pending):
+            return

@@ -23,10 +23,16 @@ _FREE = len(Kind)
 
 
 class PagePool:
-    """Counts references by kind; a page without any is free. Page 0 is never handed out."""
+    """Counts references by kind; a page without any is free. Page 0 is never handed out.
+
+    Attributes:
+        total: pages.
+        shared: those that a sequence which holds them must not write to.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.total = num_blocks - 1
+        self.shared: set[int] = set()
         self._counts = tuple([0] * num_blocks for _ in Kind)
         self._num_where = [0] * len(Kind) + [self.total]
         # An ordered set: the page freed last is handed out first.
@@ -57,6 +63,11 @@ class PagePool:
             self._counts[source][page] -= 1
         if target is not None:
             self._counts[target][page] += 1
+        held, pinned, _, cached = self._counts
+        if held[page] + pinned[page] + cached[page] > 1:
+            self.shared.add(page)
+        else:
+            self.shared.discard(page)
         after = self._where(page)
         if before == after:
             return
@@ -80,11 +91,6 @@ class PagePool:
     def is_evictable(self, page: int) -> bool:
         """Whether nobody but the cache references the page."""
         return self._where(page) == Kind.CACHED
-
-    def is_shared(self, page: int) -> bool:
-        """Whether a sequence that holds the page must not write to it."""
-        held, pinned, _, cached = self._counts
-        return held[page] + pinned[page] + cached[page] > 1
 
     def ledger(self) -> KVLedger:
         held, pinned, deferred, cached, free = self._num_where

@@ -94,7 +94,8 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
         if holding is None:
             holding = self._new_holding()
         elif not self._changes(holding, num_tokens + lookahead):
-            self._advance(holding, num_tokens)
+            if num_tokens > holding.num_tokens:
+                self._set_num_tokens(holding, num_tokens)
             return self._unchanged
         return self._extend(owner, holding, num_tokens, lookahead)
 
@@ -247,24 +248,25 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
 
     def _shared_entries(self, group: int, holding: _Holding, num_slots: int) -> list[int]:
         """Table entries up to `num_slots` that will be written to and have another reference."""
+        shared = self._pools[group].shared
+        if not shared:
+            return []
         table = holding.tables[group]
         block_size = self._block_sizes[group]
-        pool = self._pools[group]
         end = min(len(table), -(-num_slots // block_size))
         first = holding.num_tokens // block_size
-        return [entry for entry in range(first, end) if pool.is_shared(table[entry])]
+        return [entry for entry in range(first, end) if table[entry] in shared]
 
     def _changes(self, holding: _Holding, num_slots: int) -> bool:
         """Whether growing to so many slots needs a page. The common answer, no, must be quick."""
-        num_tokens = holding.num_tokens
-        for table, block_size, pool in zip(
-            holding.tables, self._block_sizes, self._pools, strict=True
-        ):
-            end = -(-num_slots // block_size)
-            if end > len(table):
+        for group, block_size in enumerate(self._block_sizes):
+            table = holding.tables[group]
+            if num_slots > len(table) * block_size:
                 return True
-            for entry in range(num_tokens // block_size, end):
-                if pool.is_shared(table[entry]):
+            shared = self._pools[group].shared
+            if shared:
+                first, end = holding.num_tokens // block_size, -(-num_slots // block_size)
+                if not shared.isdisjoint(table[first:end]):
                     return True
         return False
 
@@ -279,23 +281,19 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
                 num_slots = min(num_slots, max(num_tokens, holding.num_tokens + self._max_chunk))
             entries = self._shared_entries(group, holding, num_slots)
             demands.append((group, entries, self._num_new(group, holding, num_slots)))
-        if not all(self._make_free(group, len(old) + new) for group, old, new in demands):
-            return None
+        for group, entries, num_new in demands:
+            if not self._make_free(group, len(entries) + num_new):
+                return None
         if owner not in self._holdings:
             self._add_holding(owner, holding)
         slots, copies = [], []
         for group, entries, num_new in demands:
-            copied = self._own(group, holding, entries)
-            appended = self._append(group, holding, num_new)
-            replaced = tuple((entry, holding.tables[group][entry]) for entry in entries)
-            slots.append(replaced + appended)
+            replaced, copied = self._own(group, holding, entries) if entries else ((), ())
+            slots.append(replaced + self._append(group, holding, num_new))
             copies.append(copied)
-        self._advance(holding, num_tokens)
-        return Growth(slots=tuple(slots), copies=tuple(copies))
-
-    def _advance(self, holding: _Holding, num_tokens: int) -> None:
         if num_tokens > holding.num_tokens:
             self._set_num_tokens(holding, num_tokens)
+        return Growth(slots=tuple(slots), copies=tuple(copies))
 
     def _make_free(self, group: int, num_pages: int) -> bool:
         """Whether so many pages are free, the cache having been asked to give up some."""
@@ -311,24 +309,27 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
                 return False
         return True
 
-    def _own(self, group: int, holding: _Holding, entries: list[int]) -> _Pairs:
-        """Replaces shared pages by the owner's own; returns (from, to)."""
+    def _own(self, group: int, holding: _Holding, entries: list[int]) -> tuple[_Pairs, _Pairs]:
+        """Replaces shared pages by the owner's own; returns (entry, page) and (from, to)."""
         table = holding.tables[group]
-        copies = []
+        replaced, copies = [], []
         for entry in entries:
             source, target = table[entry], self._take(group)
             self._set(table, slice(entry, entry + 1), [target])
             self._move(group, (source,), Kind.HELD, None)
+            replaced.append((entry, target))
             copies.append((source, target))
-        return tuple(copies)
+        return tuple(replaced), tuple(copies)
 
     def _append(self, group: int, holding: _Holding, count: int) -> _Pairs:
         """Appends so many new pages; returns (entry, page)."""
+        if not count:
+            return ()
         table = holding.tables[group]
         length = len(table)
-        if count:
-            self._set(table, slice(length, length), [self._take(group) for _ in range(count)])
-        return tuple(enumerate(table[length:], start=length))
+        pages = [self._take(group) for _ in range(count)]
+        self._set(table, slice(length, length), pages)
+        return tuple(enumerate(pages, start=length))
 
     def _cut(self, group: int, holding: _Holding, length: int) -> None:
         table = holding.tables[group]

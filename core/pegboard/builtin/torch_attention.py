@@ -12,6 +12,7 @@ the formula itself where scores are capped or the LSE is wanted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,6 +78,7 @@ class TorchAttention(AttentionBackend):
         self._positions = torch.empty(0, dtype=torch.int64)
         self._write_slots: list[torch.Tensor] = []
         self._tiles: list[list[_Tile]] = []
+        self._gathered = _Gathered()
 
     def bind(self, kv: Sequence[Mapping[str, torch.Tensor]]) -> None:
         self._kv = kv
@@ -117,11 +119,13 @@ class TorchAttention(AttentionBackend):
         shape, tiles = self._layers[layer], self._tiles[g]
         if len(tiles) == 1 and tiles[0].is_whole and lse is None:
             batched = q.reshape(*tiles[0].tokens.shape, *q.shape[1:])
-            return _attend_tile(batched, keys, values, tiles[0], shape)[0].flatten(0, 1)
+            k, v = self._gathered(keys, values, tiles[0].slots)
+            return _attend_tile(batched, k, v, tiles[0], shape)[0].flatten(0, 1)
         out = torch.empty_like(q)
         for tile in tiles:
+            k, v = self._gathered(keys, values, tile.slots)
             out[tile.tokens], log_sum = _attend_tile(
-                q[tile.tokens], keys, values, tile, shape, with_lse=lse is not None
+                q[tile.tokens], k, v, tile, shape, with_lse=lse is not None
             )
             if lse is not None and log_sum is not None:
                 lse[tile.tokens] = log_sum.to(lse.dtype)
@@ -162,6 +166,30 @@ class TorchAttention(AttentionBackend):
             slots=to_device(slots),
             visible=None if visible.all() else to_device(visible),
         )
+
+
+class _Gathered:
+    """Keys and values of a tile's slots, in memory that the next tile reuses: pages that the system
+    hands out anew for each tile would cost as much as the attention itself."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, torch.Tensor] = {}
+
+    def __call__(
+        self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[num_slots, num_kv_heads, head_dim] by [B, L] -> [B, L, num_kv_heads, head_dim], each valid
+        until the next call."""
+        return self._gather("k", keys, slots), self._gather("v", values, slots)
+
+    def _gather(self, name: str, pages: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        shape = (*slots.shape, *pages.shape[1:])
+        size = math.prod(shape)
+        memory = self._memory.get(name)
+        if memory is None or memory.numel() < size or memory.dtype != pages.dtype:
+            self._memory[name] = memory = pages.new_empty(size)
+        out = memory[:size].view(-1, *pages.shape[1:])
+        return torch.index_select(pages, 0, slots.flatten(), out=out).view(shape)
 
 
 class _Step:
@@ -229,11 +257,6 @@ def _slots(table: Int64, index: Int64, block_size: int) -> Int64:
     return slots
 
 
-def _gather(pages: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Keys or values of slots: [num_slots, ...] by [B, L] -> [B, L, ...]."""
-    return pages.index_select(0, slots.flatten()).view(*slots.shape, *pages.shape[1:])
-
-
 def _wide(x: torch.Tensor) -> torch.Tensor:
     """In the dtype of the arithmetic."""
     return x if x.dtype == torch.float64 else x.float()
@@ -241,8 +264,8 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 def _attend_tile(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     tile: _Tile,
     shape: AttentionShape,
     *,
@@ -250,9 +273,9 @@ def _attend_tile(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A tile's output, in q's dtype, and its LSE.
 
-    q: [B, Q, num_heads, head_dim]; keys, values: by slot.
+    q: [B, Q, num_heads, head_dim]; k, v: [B, L, num_kv_heads, head_dim], of the tile's slots.
     """
-    k, v = _wide(_gather(keys, tile.slots)), _wide(_gather(values, tile.slots))
+    k, v = _wide(k), _wide(v)
     if with_lse or shape.soft_cap is not None:
         out, lse = _attend(_wide(q), k, v, tile.visible, shape)
         return out.to(q.dtype), lse

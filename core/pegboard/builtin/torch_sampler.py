@@ -127,7 +127,7 @@ def _filtered(scaled: torch.Tensor, rows: SampleRows) -> torch.Tensor:
     if len(cut):
         scaled = scaled.index_copy(0, cut, _keep_largest(scaled[cut], kept[cut]))
     if bool((rows.min_p > 0).any()):
-        floor = scaled.amax(dim=1) + torch.log(rows.min_p)
+        floor = scaled.amax(dim=1) + torch.log(rows.min_p.to(torch.float64)).to(torch.float32)
         scaled = scaled.masked_fill(scaled < floor[:, None], -torch.inf)
     return scaled
 

@@ -25,8 +25,8 @@ def build_batch(
         step_id=step_id,
         fence=step_id - 1,
         released=released,
-        admitted=tuple(_admission(entry) for entry in entries if entry.hit is not None),
-        groups=_group_updates(entries, groups),
+        admitted=tuple(_admission(entry) for entry in plan.admitted),
+        groups=_group_updates(plan.changed, groups),
         rows=_int32([_row(entry) for entry in entries]),
         num_computed=_int32([entry.start for entry in entries]),
         num_tokens=_int32([entry.num_tokens for entry in entries]),
@@ -72,12 +72,7 @@ def _admission(entry: Entry) -> RowAdmission:
     )
 
 
-def _group_updates(entries: Sequence[Entry], groups: Sequence[KVGroup]) -> tuple[GroupUpdate, ...]:
-    changed = [
-        entry
-        for entry in entries
-        if entry.hit is not None or any(entry.growth.slots) or any(entry.growth.copies)
-    ]
+def _group_updates(changed: Sequence[Entry], groups: Sequence[KVGroup]) -> tuple[GroupUpdate, ...]:
     if not changed:
         return ()
     updates = (_group_update(changed, index, group) for index, group in enumerate(groups))

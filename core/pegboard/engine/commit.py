@@ -77,14 +77,14 @@ class Committer:
             tally.num_drafts_accepted = int(result.num_accepted.sum())
             tally.accepted_per_draft = result.num_accepted[result.num_tried > 0].tolist()
             _keep_drafts(plan, result)
-        if result.failed:
-            self._fail(plan, result.failed, now)
+        self._fail(plan, result.failed, now)
         for row, entry in enumerate(plan.entries):
             seq = entry.seq
             if result.failed and seq.has_ended:  # its request has just failed
                 continue
-            seq.num_computed = entry.start + entry.num_tokens + accepted[row]
-            if accepted[row]:
+            num_accepted = accepted[row]
+            seq.num_computed = entry.start + entry.num_tokens + num_accepted
+            if num_accepted:
                 # The slots are there; from now on they are tokens', no longer drafts'.
                 self._allocator.grow(seq.seq_id, seq.num_computed)
             if seq.prompt_logprobs is not None:
@@ -92,11 +92,12 @@ class Committer:
             committed = token_ids[offsets[row] : offsets[row + 1]]
             if committed:
                 self._extend(seq, committed, row, result, tally, now)
-            self._prefixes.publish(seq)
-            if seq.has_ended:
+            if seq.num_computed >= seq.num_published + self._prefixes.stride:
+                self._prefixes.publish(seq)
+            if seq.ended is not None:
                 self._retire(seq, now)
-            else:
-                self._trim(seq, rejected=entry.verify > accepted[row])
+            elif self._window or entry.verify > num_accepted:
+                self._trim(seq, rejected=entry.verify > num_accepted)
         return tally
 
     def end(
@@ -160,7 +161,7 @@ class Committer:
 
     def _fail(self, plan: Plan, failed: dict[int, str], now: float) -> None:
         """A row that failed ends its whole request."""
-        for entry in plan.entries:
+        for entry in plan.entries if failed else ():
             row = entry.seq.row
             if row is not None and row in failed:
                 request_id = entry.seq.owner.request.request_id

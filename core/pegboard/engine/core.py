@@ -230,13 +230,13 @@ class EngineCore:
         if not self._observers:
             return
         now = time.monotonic()
-        num_tokens = sum(entry.num_tokens + entry.verify for entry in plan.entries)
-        num_decode = sum(
-            entry.num_tokens + entry.verify
-            for entry in plan.entries
-            if entry.num_tokens == 1 and entry.start >= entry.seq.num_prompt
-        )
-        admitted = [e.seq for e in plan.entries if e.hit is not None and not e.seq.num_preemptions]
+        num_prefill = num_decode = 0
+        for entry in plan.entries:
+            if entry.num_tokens == 1 and entry.start >= entry.seq.num_prompt:
+                num_decode += 1 + entry.verify
+            else:
+                num_prefill += entry.num_tokens + entry.verify
+        admitted = [entry.seq for entry in plan.admitted if not entry.seq.num_preemptions]
         self._observers.tell(
             StepDone(
                 step_id=result.step_id,
@@ -245,7 +245,7 @@ class EngineCore:
                 forward_s=result.forward_s,
                 sampling_s=result.sampling_s,
                 drafting_s=result.drafting_s,
-                num_prefill_tokens=num_tokens - num_decode,
+                num_prefill_tokens=num_prefill,
                 num_decode_tokens=num_decode,
                 num_output_tokens=tally.num_output_tokens,
                 num_running=self.num_running,

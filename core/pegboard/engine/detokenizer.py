@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
+
+from pegboard.engine.parts import Detokenizer
 
 REPLACEMENT = "\ufffd"  # what decoders put for bytes that are no character, or not yet
 
 # Tokens decoded again before new ones. A character has four bytes at most, so after four tokens a
 # decoder's state does not depend on where the window began; and a space that decoders take from the
 # first token of a text is taken from one whose text is out already.
-CONTEXT = 8
+CONTEXT = 4
 
 
 class Decoder(Protocol):
@@ -31,6 +34,64 @@ class TokenKinds(Protocol):
         """Whether it is a byte of a run that decodes as a whole: to characters if all of the run is
         UTF-8, else to one U+FFFD for each byte."""
         ...
+
+
+@runtime_checkable
+class TokenBytes(Protocol):
+    """What a decoder may offer whose tokens mean the same whatever stands around them."""
+
+    @property
+    def joins_bytes(self) -> bool:
+        """Whether `decode` is the UTF-8 of the tokens' bytes, skipped tokens left out."""
+        ...
+
+    def is_skipped(self, token_id: int, /) -> bool: ...
+
+    def token_bytes(self, token_id: int, /) -> bytes:
+        """A token's bytes."""
+        ...
+
+
+def detokenizers(decoder: Decoder) -> Callable[[], Detokenizer]:
+    """Makes a detokenizer for each sequence: the quickest that is right for the decoder."""
+    if isinstance(decoder, TokenBytes) and decoder.joins_bytes:
+        pieces = _Pieces(decoder)
+        return lambda: ByteDetokenizer(pieces)
+    return lambda: IncrementalDetokenizer(decoder)
+
+
+class _Pieces(dict[int, bytes]):
+    """Bytes of the tokens that were met so far."""
+
+    def __init__(self, decoder: TokenBytes) -> None:
+        self._decoder = decoder
+
+    def __missing__(self, token_id: int) -> bytes:
+        skipped = self._decoder.is_skipped(token_id)
+        self[token_id] = piece = b"" if skipped else self._decoder.token_bytes(token_id)
+        return piece
+
+
+class ByteDetokenizer:
+    """One sequence's text, where it is the UTF-8 of its tokens' bytes: nothing is decoded again.
+
+    Held back is only the beginning of a character.
+
+    Args:
+        pieces: each token's bytes; may be shared.
+    """
+
+    def __init__(self, pieces: Mapping[int, bytes]) -> None:
+        self._pieces = pieces
+        self._characters = getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """Takes the next tokens; returns new text that no later token changes."""
+        return self._characters.decode(b"".join([self._pieces[item] for item in token_ids]))
+
+    def finish(self) -> str:
+        """The rest, as no token follows. Nothing may be added afterwards."""
+        return self._characters.decode(b"", final=True)
 
 
 class IncrementalDetokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from math import lcm
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ class Prefixes:
 
     Attributes:
         miss: the hit of no tokens.
+        stride: tokens that fill whole pages in every group.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class Prefixes:
         self._pages = allocator if isinstance(allocator, SharedPages) else None
         self._groups = groups
         self._block_sizes = tuple(group.block_size for group in groups)
-        self._stride = lcm(*self._block_sizes)
+        self.stride = lcm(*self._block_sizes)
         self.miss = Hit(num_tokens=0, pages=tuple(() for _ in groups))
 
     def match(self, seq: Sequence) -> Hit:
@@ -47,7 +49,7 @@ class Prefixes:
         The last token is always computed: its logits are needed. So is a prompt whose logprobs were
         asked for.
         """
-        limit = (seq.num_known - 1) // self._stride * self._stride
+        limit = (seq.num_known - 1) // self.stride * self.stride
         if self._pages is None or limit == 0 or seq.wants_prompt_logprobs:
             return self.miss
         hit = self._cache.match(Prefix(seq.token_ids, seq.tenant), limit)
@@ -81,17 +83,14 @@ class Prefixes:
 
     def publish(self, seq: Sequence) -> None:
         """Names the pages that committed tokens have filled since the last time."""
-        full = min(seq.num_computed, seq.num_known) // self._stride * self._stride
+        full = min(seq.num_computed, seq.num_known) // self.stride * self.stride
         if self._pages is None or full <= seq.num_published:
             return
-        pages = [
-            table[: full // block_size]
-            for table, block_size in zip(
-                self._pages.pages(seq.seq_id), self._block_sizes, strict=True
-            )
-        ]
-        for group, (table, block_size) in enumerate(zip(pages, self._block_sizes, strict=True)):
-            self._contents.note(seq, group, table, seq.num_published // block_size)
+        tables = self._pages.pages(seq.seq_id)
+        pages: list[Items[int]] = []
+        for group, block_size in enumerate(self._block_sizes):
+            pages.append(tables[group][: full // block_size])
+            self._contents.note(seq, group, pages[group], seq.num_published // block_size)
         prefix = Prefix(seq.token_ids[:full], seq.tenant)
         for group, page in self._cache.publish(prefix, pages):
             if page and page in pages[group]:

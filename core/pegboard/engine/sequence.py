@@ -176,23 +176,26 @@ class Sequence:
             How many were kept, and the text that may be shown now.
         """
         shown = ""
-        for count, token_id in enumerate(token_ids, start=1):
+        owner, text = self.owner, self.text
+        count = 0
+        for token_id in token_ids:
+            count += 1
             self._append(token_id)
-            may_stop = self.num_output > self.min_tokens
-            if token_id in self.owner.stop_ids:
+            may_stop = self.num_known - self.num_prompt > self.min_tokens
+            if token_id in owner.stop_ids:
                 self.ended = "stop"
-                self.stop_reason = None if token_id in self.owner.eos_ids else token_id
+                self.stop_reason = None if token_id in owner.eos_ids else token_id
             else:
-                shown += self.text.add(token_id, may_stop)
+                shown += text.add(token_id, may_stop)
                 if self.num_known >= self.max_known:
                     self.ended = "length"
             if self.ended is not None:
-                shown += self.text.finish(may_stop)
-            if self.text.stopped_by is not None:
-                self.ended, self.stop_reason = "stop", self.text.stopped_by
+                shown += text.finish(may_stop)
+            if text.stopped_by is not None:
+                self.ended, self.stop_reason = "stop", text.stopped_by
             if self.ended is not None:
-                return count, shown
-        return len(token_ids), shown
+                break
+        return count, shown
 
     def leave_row(self) -> None:
         """Its row and KV are gone; what was computed is to be computed again."""

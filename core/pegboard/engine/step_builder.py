@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from operator import index
 from typing import Literal
 
+import msgspec
+
 from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.queue import Queue
@@ -17,8 +19,7 @@ from pegboard.interfaces.scheduler import SequenceView, StepBuilder
 from pegboard.interfaces.speculation_policy import DraftView
 
 
-@dataclass(slots=True)
-class Entry:
+class Entry(msgspec.Struct, gc=False):
     """What one sequence does in a step.
 
     Attributes:
@@ -49,10 +50,14 @@ class Plan:
 
     Attributes:
         entries: in the order of the batch's rows.
+        admitted: those whose sequence begins to run.
+        changed: those whose block tables or pages change.
         num_preempted: sequences preempted for it.
     """
 
     entries: tuple[Entry, ...]
+    admitted: tuple[Entry, ...]
+    changed: tuple[Entry, ...]
     num_preempted: int
 
 
@@ -81,6 +86,7 @@ class PlannedStep(StepBuilder):
         self._preempted: dict[int, Sequence] = {}
         self._num_tokens_left = parts.max_num_batched_tokens
         self._num_rows_left = queue.num_free_rows
+        self._nothing: tuple[tuple[tuple[int, int], ...], ...] = tuple(() for _ in parts.groups)
 
     @property
     def num_tokens_left(self) -> int:
@@ -126,7 +132,7 @@ class PlannedStep(StepBuilder):
         for seq in self._preempted.values():
             self._queue.preempt(seq)
         entries = tuple(self._entries.values())
-        admitted = [entry for entry in entries if entry.hit is not None]
+        admitted = tuple(entry for entry in entries if entry.hit is not None)
         self._queue.admit([entry.seq for entry in admitted])
         for entry in admitted:
             seq = entry.seq
@@ -135,10 +141,16 @@ class PlannedStep(StepBuilder):
                 seq.admitted_at = now
                 seq.num_cached_tokens = min(entry.start, seq.num_prompt)
         for entry in entries:
-            self._prefixes.handed_out(entry.growth)
             if entry.reserved > entry.seq.num_reserved:
                 entry.seq.num_reserved = entry.reserved
-        return Plan(entries, len(self._preempted))
+        changed = tuple(entry for entry in entries if self._changes_tables(entry))
+        for entry in changed:
+            self._prefixes.handed_out(entry.growth)
+        return Plan(entries, admitted, changed, len(self._preempted))
+
+    def _changes_tables(self, entry: Entry) -> bool:
+        growth, nothing = entry.growth, self._nothing
+        return entry.hit is not None or growth.slots != nothing or growth.copies != nothing
 
     def _admit(self, seq: Sequence, num_tokens: int, reserve: int) -> bool:
         if self._num_rows_left < 1:
@@ -158,7 +170,10 @@ class PlannedStep(StepBuilder):
     def _schedule(self, seq: Sequence, num_tokens: int, reserve: int, hit: Hit | None) -> bool:
         start = seq.num_computed if hit is None else hit.num_tokens
         num_pending = seq.num_known - start
-        num_tokens = min(num_tokens, num_pending, self._num_tokens_left)
+        if num_tokens > num_pending:
+            num_tokens = num_pending
+        if num_tokens > self._num_tokens_left:
+            num_tokens = self._num_tokens_left
         samples = num_tokens == num_pending
         end = start + num_tokens
         if reserve:
@@ -167,7 +182,7 @@ class PlannedStep(StepBuilder):
         verify = propose = 0
         if samples and self._max_drafts:
             verify, propose = self._speculate(seq, self._num_tokens_left - num_tokens)
-        growth = self._allocator.grow(seq.seq_id, end, max(verify, reserve))
+        growth = self._allocator.grow(seq.seq_id, end, verify if verify > reserve else reserve)
         if growth is None and verify > reserve:
             verify = 0
             growth = self._allocator.grow(seq.seq_id, end, reserve)

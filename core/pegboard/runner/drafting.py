@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pegboard.errors import EngineError
 from pegboard.interfaces.drafter import Drafter, Observation
@@ -12,12 +13,14 @@ from pegboard.runner.inputs import StepInputs
 from pegboard.runner.verification import Accepted
 from pegboard.step import Bool, Drafts, Int32, StepBatch, read_only
 
+Int64 = NDArray[np.int64]
+
 
 def observe(
     batch: StepBatch, inputs: StepInputs, accepted: Accepted, taps: dict[int, torch.Tensor]
 ) -> Observation:
     """What the step computed and kept; a row that sampled nothing may not get drafts."""
-    kept = np.flatnonzero(_kept(inputs, accepted))
+    kept = _kept(inputs, accepted)
     lengths = inputs.num_chunk + accepted.num_accepted
     propose = np.where(accepted.num_committed > 0, batch.propose, 0)
     return Observation(
@@ -45,17 +48,19 @@ def redraft(drafter: Drafter, seen: Observation, table: DraftTable) -> None:
         table.put(drafts, confidences)
 
 
-def starts(lengths: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Int32:
+def starts(lengths: Int64) -> Int32:
     """Offsets of ragged rows: int32 [num_rows + 1]."""
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
 
 
-def _kept(inputs: StepInputs, accepted: Accepted) -> Bool:
-    """bool [T], tokens of the chunks and accepted nodes."""
+def _kept(inputs: StepInputs, accepted: Accepted) -> Int64:
+    """The step's tokens that are known now: those of the chunks, and accepted nodes."""
+    if not inputs.num_nodes.any():
+        return np.arange(len(inputs.owner))
     kept: Bool = inputs.local < inputs.num_chunk[inputs.owner]
     i, k = np.nonzero(np.arange(accepted.nodes.shape[1]) < accepted.num_accepted[:, None])
     kept[inputs.starts[i] + inputs.num_chunk[i] + accepted.nodes[i, k]] = True
-    return kept
+    return np.flatnonzero(kept)
 
 
 def _check(drafts: Drafts, seen: Observation) -> None:

@@ -60,6 +60,8 @@ class DraftTable:
 
     def parents_of(self, rows: Int32) -> Int32 | None:
         """The parents of all nodes of the rows; None when all rows hold chains."""
+        if not self.counts[rows].any():
+            return None
         held = self._held(rows)
         parents = self.parents[rows]
         if np.array_equal(parents[held], chain_parents(parents)[held]):

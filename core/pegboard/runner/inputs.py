@@ -38,6 +38,7 @@ class StepInputs:
         node_tokens: int32 [R, M].
         node_parents: int32 [R, M], ROOT or a node's number; void past num_nodes.
         ancestors: bool [T, most tokens of a row], as in `AttentionBatch`; None without a tree.
+        logit_owner: int64 [L], the row of each logit row, as an index into `rows`.
         logit_tokens: int64 [L], the tokens after which one is sampled.
         logit_nodes: int64 [L], 0 for a row's last known token, n + 1 for its node n.
     """
@@ -54,13 +55,9 @@ class StepInputs:
     node_tokens: Int32
     node_parents: Int32
     ancestors: Bool | None
+    logit_owner: Int64
     logit_tokens: Int64
     logit_nodes: Int64
-
-    @property
-    def logit_owner(self) -> Int64:
-        """int64 [L], the row of each logit row, as an index into `rows`."""
-        return self.owner[self.logit_tokens]
 
 
 def build_inputs(rows: Rows, batch: StepBatch) -> StepInputs:
@@ -69,31 +66,19 @@ def build_inputs(rows: Rows, batch: StepBatch) -> StepInputs:
     Raises:
         EngineError: host and worker disagree about a row.
     """
+    _check(rows, batch)
     num_computed = batch.num_computed.astype(np.int64)
     num_chunk = batch.num_tokens.astype(np.int64)
     num_nodes = batch.verify.astype(np.int64)
-    _check(rows, batch)
     lengths = num_chunk + num_nodes
     starts = np.concatenate(([0], np.cumsum(lengths)))
     owner = np.repeat(np.arange(len(lengths)), lengths)
     local = np.arange(len(owner)) - starts[owner]
-
     slots = num_computed[owner] + local
-    # A node's slot may lie beyond the table; what is read there is replaced below.
+    # A node's slot may lie beyond the table; what is read there is replaced in `_with_nodes`.
     columns = np.minimum(slots, rows.token_ids.shape[1] - 1)
-    token_ids = rows.token_ids[batch.rows[owner], columns].astype(np.int64)
-    positions = slots.copy()
-
     width = int(num_nodes.max(initial=0))
-    node_tokens = rows.drafts.token_ids[batch.rows, :width]
-    node_parents = rows.drafts.parents[batch.rows, :width]
-    at = np.flatnonzero(local >= num_chunk[owner])
-    at_row, at_node = owner[at], (local - num_chunk[owner])[at]
-    token_ids[at] = node_tokens[at_row, at_node]
-    last_known = num_computed + num_chunk - 1
-    positions[at] = last_known[at_row] + _depths(node_parents)[at_row, at_node]
-
-    sampled = np.flatnonzero(batch.sample[owner] & (local >= num_chunk[owner] - 1))
+    logit_owner = np.flatnonzero(batch.sample)
     inputs = StepInputs(
         rows=batch.rows,
         num_computed=num_computed,
@@ -102,14 +87,18 @@ def build_inputs(rows: Rows, batch: StepBatch) -> StepInputs:
         starts=starts,
         owner=owner,
         local=local,
-        token_ids=token_ids,
-        positions=positions,
-        node_tokens=node_tokens,
-        node_parents=node_parents,
+        token_ids=rows.token_ids[batch.rows[owner], columns].astype(np.int64),
+        positions=slots,
+        node_tokens=rows.drafts.token_ids[batch.rows, :width],
+        node_parents=rows.drafts.parents[batch.rows, :width],
         ancestors=None,
-        logit_tokens=sampled,
-        logit_nodes=(local - num_chunk[owner] + 1)[sampled],
+        logit_owner=logit_owner,
+        logit_tokens=starts[1:][logit_owner] - 1,
+        logit_nodes=np.zeros(len(logit_owner), dtype=np.int64),
     )
+    if not width:
+        return inputs
+    inputs = _with_nodes(inputs, batch.sample)
     return inputs if _all_chains(inputs) else _with_ancestors(inputs)
 
 
@@ -145,7 +134,8 @@ def _check(rows: Rows, batch: StepBatch) -> None:
     known = rows.num_known[batch.rows]
     end = batch.num_computed + batch.num_tokens
     wrong = (batch.num_tokens < 1) | (end > known) | (batch.sample & (end != known))
-    wrong |= batch.verify > np.where(batch.sample, rows.drafts.counts[batch.rows], 0)
+    if batch.verify.any():
+        wrong |= batch.verify > np.where(batch.sample, rows.drafts.counts[batch.rows], 0)
     if wrong.any():
         i = int(np.argmax(wrong))
         row = int(batch.rows[i])
@@ -154,6 +144,30 @@ def _check(rows: Rows, batch: StepBatch) -> None:
             f"{rows.drafts.counts[row]} drafts; the host asks for tokens {batch.num_computed[i]} to "
             f"{end[i]} and {batch.verify[i]} drafts, sample={bool(batch.sample[i])}"
         )
+
+
+def _with_nodes(inputs: StepInputs, samples: Bool) -> StepInputs:
+    """The inputs with the tokens and positions of draft nodes, after each of which one is sampled.
+
+    samples: bool [R], whether the row's chunk ends at its last known token.
+    """
+    owner, num_chunk = inputs.owner, inputs.num_chunk
+    node = inputs.local - num_chunk[owner]
+    at = np.flatnonzero(node >= 0)
+    at_row, at_node = owner[at], node[at]
+    token_ids, positions = inputs.token_ids.copy(), inputs.positions.copy()
+    token_ids[at] = inputs.node_tokens[at_row, at_node]
+    last_known = inputs.num_computed + num_chunk - 1
+    positions[at] = last_known[at_row] + _depths(inputs.node_parents)[at_row, at_node]
+    sampled = np.flatnonzero(samples[owner] & (node >= -1))
+    return replace(
+        inputs,
+        token_ids=token_ids,
+        positions=positions,
+        logit_owner=owner[sampled],
+        logit_tokens=sampled,
+        logit_nodes=node[sampled] + 1,
+    )
 
 
 def _depths(parents: Int32) -> Int64:

@@ -75,8 +75,12 @@ class ProcessorChain:
     def apply(self, logits: torch.Tensor, inputs: StepInputs) -> Processed:
         """Lets the processors change logits, float32 [L, vocab_size], in place."""
         owners = inputs.rows[inputs.logit_owner]
-        failed = {row: self._refused[row] for row in inputs.rows.tolist() if row in self._refused}
-        usable = ~np.isin(owners, list(failed))
+        failed: dict[int, str] = {}
+        usable = np.ones(len(owners), dtype=np.bool_)
+        if self._refused:
+            refused = set(inputs.rows.tolist()) & self._refused.keys()
+            failed = {row: self._refused[row] for row in refused}
+            usable = ~np.isin(owners, list(failed))
         for name, admitted in self._admitted.items():
             chosen = np.flatnonzero(admitted[owners] & usable)
             for at, line in self._run(name, logits, chosen, inputs).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class Runner(Worker):
 
         redraft(on.drafter, observe(batch, inputs, accepted, taps), on.rows.drafts)
         times.append(time.perf_counter())
-        forward_s, sampling_s, drafting_s = np.diff(times).tolist()
+        forward_s, sampling_s, drafting_s = (end - start for start, end in pairwise(times))
         return StepResult(
             step_id=batch.step_id,
             offsets=starts(accepted.num_committed),
@@ -141,6 +142,8 @@ def _forward(
 
 def _compact(on: Loaded, inputs: StepInputs, accepted: Accepted) -> None:
     """Moves the KV of accepted tree nodes right behind the known tokens."""
+    if not accepted.num_accepted.any():
+        return
     row, source, target = moves(inputs, accepted)
     if not len(row):
         return

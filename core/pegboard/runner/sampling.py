@@ -58,15 +58,21 @@ class Sampler:
     def sample(self, hidden: torch.Tensor, inputs: StepInputs) -> Sampled:
         """hidden: [num_tokens, hidden_size], the step's final hidden states."""
         device = hidden.device
-        at = torch.from_numpy(inputs.logit_tokens).to(device)
+        at = inputs.logit_tokens
         # A step of unfinished prompts has none; kernels need not bear empty ones.
-        logits = self._model.logits(hidden[at]) if len(at) else hidden.new_zeros((0, 1))
+        logits = hidden.new_zeros((0, 1))
+        if len(at):
+            # Where all tokens are sampled after, as in a step of decodes, there is nothing to pick.
+            picked = hidden if len(at) == len(hidden) else hidden[torch.from_numpy(at).to(device)]
+            logits = self._model.logits(picked)
         wants = self._rows.num_logprobs[inputs.rows[inputs.logit_owner]] >= 0
-        raw = logits[torch.from_numpy(np.flatnonzero(wants)).to(device)]
+        raw = logits[:0]
+        if wants.any():
+            raw = logits[torch.from_numpy(np.flatnonzero(wants)).to(device)]
         processed = self._processors.apply(logits, inputs)
-        _refuse_impossible(logits, inputs, processed)
         tokens = np.zeros(0, dtype=np.int64)
         if len(at):
+            _refuse_impossible(logits, inputs, processed)
             tokens = self._kernel.sample(logits, self._parameters(inputs, device)).cpu().numpy()
         return Sampled(
             token_ids=tokens,
@@ -78,6 +84,8 @@ class Sampler:
 
     def logprobs(self, inputs: StepInputs, sampled: Sampled, accepted: Accepted) -> Logprobs | None:
         """Logprobs of the committed tokens, for rows that asked; None when none did."""
+        if not len(sampled.raw_logits):
+            return None
         num_top = self._rows.num_logprobs[inputs.rows]
         counts = np.where(num_top >= 0, accepted.num_committed, 0)
         if not counts.any():
@@ -98,6 +106,8 @@ class Sampler:
 
         The token at position p + 1 is predicted from the logits at p.
         """
+        if (self._rows.num_prompt_logprobs[inputs.rows] < 0).all():
+            return None
         rows = inputs.rows[inputs.owner]
         num_top = self._rows.num_prompt_logprobs[rows]
         following = inputs.num_computed[inputs.owner] + inputs.local + 1
@@ -136,11 +146,10 @@ class Sampler:
 
 def _refuse_impossible(logits: torch.Tensor, inputs: StepInputs, processed: Processed) -> None:
     """Takes out logit rows from which nothing can be sampled. One NaN makes the maximum NaN."""
-    if not len(inputs.logit_tokens):
+    possible = logits.amax(dim=1) > -torch.inf
+    if bool(possible.all()):
         return
-    impossible = ~(logits.amax(dim=1) > -torch.inf)
-    if not bool(impossible.any()):
-        return
+    impossible = ~possible
     logits[impossible] = 0.0
     rows = inputs.rows[inputs.logit_owner]
     for at in np.flatnonzero(impossible.cpu().numpy()):

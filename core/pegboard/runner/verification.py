@@ -52,6 +52,8 @@ def accept(inputs: StepInputs, sampled: Int64, usable: Bool) -> Accepted:
         usable: bool [L], whether it may be committed; where a row's first is not, nothing is.
     """
     num_rows, width = inputs.node_tokens.shape
+    if not width:
+        return _last_alone(inputs, sampled, usable)
     every = np.arange(num_rows)
     logit_row = np.zeros((num_rows, width + 1), dtype=np.int64)
     logit_row[inputs.logit_owner, inputs.logit_nodes] = np.arange(len(sampled))
@@ -72,7 +74,7 @@ def accept(inputs: StepInputs, sampled: Int64, usable: Bool) -> Accepted:
         num_tried += going & children.any(axis=1)
         right = children & (inputs.node_tokens == target[:, None])
         going = going & right.any(axis=1)
-        at = np.where(going, right.argmax(axis=1) + 1 if width else 0, at)
+        at = np.where(going, right.argmax(axis=1) + 1, at)
 
     columns = np.stack(path, axis=1) if path else np.zeros((num_rows, 1), dtype=np.int64)
     committed = np.stack(tokens, axis=1) if tokens else columns
@@ -83,6 +85,24 @@ def accept(inputs: StepInputs, sampled: Int64, usable: Bool) -> Accepted:
         nodes=columns[:, 1:] - 1,
         num_accepted=np.maximum(num_committed - 1, 0),
         num_tried=num_tried,
+    )
+
+
+def _last_alone(inputs: StepInputs, sampled: Int64, usable: Bool) -> Accepted:
+    """What is left of the walk where no row has a node: the token after the last known one."""
+    num_rows = len(inputs.rows)
+    logit_rows, token_ids = np.zeros((2, num_rows, 1), dtype=np.int64)
+    logit_rows[inputs.logit_owner, 0] = np.arange(len(sampled))
+    token_ids[inputs.logit_owner, 0] = sampled
+    num_committed, none = np.zeros((2, num_rows), dtype=np.int64)
+    num_committed[inputs.logit_owner] = usable
+    return Accepted(
+        token_ids=token_ids.astype(np.int32),
+        logit_rows=logit_rows,
+        num_committed=num_committed,
+        nodes=np.zeros((num_rows, 0), dtype=np.int64),
+        num_accepted=none,
+        num_tried=none,
     )
 
 

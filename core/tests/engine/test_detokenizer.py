@@ -18,9 +18,17 @@ from tokenizers import (
     trainers,
 )
 
-from pegboard.engine.detokenizer import CONTEXT, IncrementalDetokenizer
+from pegboard.engine.detokenizer import (
+    CONTEXT,
+    Decoder,
+    IncrementalDetokenizer,
+    detokenizers,
+)
+from pegboard.engine.parts import Detokenizer
 from pegboard.interfaces.checkpoint import TokenizerFacts
 from pegboard.tokenizer import Tokenizer as PegboardTokenizer
+
+Make = Callable[[Decoder], Detokenizer]
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog",
@@ -101,6 +109,13 @@ TOKENIZERS = {
 }
 
 
+def _quickest(decoder: Decoder) -> Detokenizer:
+    return detokenizers(decoder)()
+
+
+EITHER = pytest.mark.parametrize("make", [IncrementalDetokenizer, _quickest])
+
+
 def _wrapped(library: Tokenizer) -> PegboardTokenizer:
     return PegboardTokenizer(library, TokenizerFacts(file=None), None, where="test")
 
@@ -114,29 +129,39 @@ def _cut_sequences(draw: Callable[..., list[list[int]]], size: int) -> list[list
     return draw(st.lists(runs, max_size=12))
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [*((name, IncrementalDetokenizer) for name in TOKENIZERS), ("byte-level", _quickest)],
+)
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_pieces_join_to_the_decoded_whole(name: str, data: st.DataObject) -> None:
+def test_pieces_join_to_the_decoded_whole(name: str, make: Make, data: st.DataObject) -> None:
     library = TOKENIZERS[name]
     portions = data.draw(_cut_sequences(library.get_vocab_size()))
-    detokenizer = IncrementalDetokenizer(_wrapped(library))
+    detokenizer = make(_wrapped(library))
     text = "".join([detokenizer.add(portion) for portion in portions]) + detokenizer.finish()
     # The library itself, all at once, is the measure.
     whole = list(chain.from_iterable(portions))
     assert text == library.decode(whole, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("name", ["byte-level", "byte-fallback"])
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("byte-level", IncrementalDetokenizer),
+        ("byte-level", _quickest),
+        ("byte-fallback", IncrementalDetokenizer),
+    ],
+)
 @settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=60))
-def test_any_bytes_one_token_each(name: str, data: bytes) -> None:
+def test_any_bytes_one_token_each(name: str, make: Make, data: bytes) -> None:
     library = TOKENIZERS[name]
     if name == "byte-level":
         ids = [_byte_level_id(library, byte) for byte in data]
     else:
         ids = [_id(library, f"<0x{byte:02X}>") for byte in data]
-    detokenizer = IncrementalDetokenizer(_wrapped(library))
+    detokenizer = make(_wrapped(library))
     text = "".join([detokenizer.add([token_id]) for token_id in ids]) + detokenizer.finish()
     assert text == library.decode(ids)
     if name == "byte-level":
@@ -156,18 +181,20 @@ def _id(library: Tokenizer, token: str) -> int:
     return token_id
 
 
+@EITHER
 @pytest.mark.parametrize("text", ["日本", "a😀b", "👨‍👩‍👧", "é"])
-def test_no_piece_shows_half_a_character(text: str) -> None:
+def test_no_piece_shows_half_a_character(make: Make, text: str) -> None:
     library = TOKENIZERS["byte-level"]
-    detokenizer = IncrementalDetokenizer(_wrapped(library))
+    detokenizer = make(_wrapped(library))
     pieces = [detokenizer.add([_byte_level_id(library, byte)]) for byte in text.encode()]
     assert "".join(pieces) == text  # nothing is left for `finish`
     assert all("\ufffd" not in piece for piece in pieces)
 
 
-def test_text_appears_as_soon_as_it_is_certain() -> None:
+@EITHER
+def test_text_appears_as_soon_as_it_is_certain(make: Make) -> None:
     library = TOKENIZERS["byte-level"]
-    detokenizer = IncrementalDetokenizer(_wrapped(library))
+    detokenizer = make(_wrapped(library))
     ids = library.encode("the quick brown fox").ids
     shown = ""
     for count, token_id in enumerate(ids, start=1):
@@ -183,6 +210,15 @@ def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
     # A special token is not decoded and so does not end the run.
     assert [detokenizer.add([token_id]) for token_id in [*euro, special]] == [""] * 8
     assert detokenizer.add([end]) == "€\n€a"
+
+
+def test_added_tokens_stand_for_their_own_text() -> None:
+    """Such a token's characters are not the vocabulary's names of bytes."""
+    library = _byte_level()
+    library.add_tokens([AddedToken("<|a b|>"), AddedToken("Ġ"), AddedToken("€")])
+    ids = [_id(library, token) for token in ("t", "<|a b|>", "Ġ", "€", "t")]
+    detokenizer = _quickest(_wrapped(library))
+    assert "".join([detokenizer.add([token_id]) for token_id in ids]) == library.decode(ids)
 
 
 class _Counting:
