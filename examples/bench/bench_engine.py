@@ -22,28 +22,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from report import write_table
+from report import markdown, write_table
 
 HERE = Path(__file__).parent
 README = HERE.parent.parent / "README.md"
 CASES = ("1x128x64", "8x128x64", "32x128x64")
-MODELS = {
-    "pegboard": "hf-f32",
-    "transformers": "hf-f32",
-    "vllm": "hf-f32",
-    "xllamacpp": "model-f32.gguf",
-    "llama_cpp": "model-f32.gguf",
-    "openvino": "model-q8_0.gguf",
+PEERS = {
+    "pegboard": ("pegboard", "hf-f32", "float32"),
+    "pegboard-torch": ("pegboard", "hf-f32", "float32,torch"),
+    "transformers": ("transformers", "hf-f32", "float32"),
+    "vllm": ("vllm", "hf-f32", "float32"),
+    "xllamacpp": ("xllamacpp", "model-f32.gguf", ""),
+    "llama_cpp": ("llama_cpp", "model-f32.gguf", ""),
+    "openvino": ("openvino", "model-q8_0.gguf", ""),
 }
-"""Peer (`peers/peer_NAME.py`) to its model, as `prepare_model.py` writes it."""
+"""Peer to its script (`peers/peer_SCRIPT.py`), its model, as `prepare_model.py` writes it, and dtype."""
+OURS = {"bench_engine": "pegboard", "bench_engine_torch": "pegboard-torch"}
+"""Marks of a table in the README to whose speed it shows."""
 
 
 class Peer:
     """A peer's process, which runs one case at a time."""
 
     def __init__(self, name: str, python: str, options: argparse.Namespace) -> None:
-        command = [python, str(HERE / "peers" / f"peer_{name}.py"), "--stdin"]
-        command += ["--model", str(options.models / MODELS[name])]
+        script, model, dtype = PEERS[name]
+        command = [python, str(HERE / "peers" / f"peer_{script}.py"), "--stdin"]
+        command += ["--model", str(options.models / model), "--dtype", dtype]
         command += ["--threads", str(options.threads)]
         for case in options.case:
             command += ["--case", case]
@@ -90,7 +94,8 @@ def main() -> None:
             str(options.models),
         ]
         subprocess.run(script, check=True, stdout=sys.stderr)
-    pythons = {"pegboard": sys.executable, "transformers": sys.executable} | dict(options.peer)
+    pythons = dict.fromkeys(("pegboard", "pegboard-torch", "transformers"), sys.executable)
+    pythons |= dict(options.peer)
     result = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "threads": options.threads,
@@ -105,22 +110,23 @@ def main() -> None:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    write_table(README, "bench_engine", table(result))
+    for mark, ours in OURS.items():
+        write_table(README, mark, table(result, ours))
 
 
-def table(result: dict[str, Any]) -> str:
-    """The Markdown table of a result."""
-    peers = [name for name in result["peers"] if name != "pegboard"]
+def table(result: dict[str, Any], ours: str) -> str:
+    """The Markdown table of a result: one of ours, beside all that are not."""
+    peers = [name for name in result["peers"] if name not in OURS.values()]
     head = [
         "batch x prompt x generated",
-        "Pegboard, tokens/s",
+        f"{ours}, tokens/s",
         "decode",
         "prefill",
         "decode's limit",
     ]
     for name in peers:
-        head += [f"{name}, tokens/s", f"Pegboard to {name}", "decode", "prefill"]
-    lines = ["| " + " | ".join(head) + " |", "| --- |" + " --- |" * (len(head) - 1)]
+        head += [f"{name}, tokens/s", f"ratio to {name}", "decode", "prefill"]
+    rows = []
     for case, runs in result["cases"].items():
         batch, prompt_len, gen_len = _sizes(case)
         counts = {"total": batch * gen_len, "decode": batch * (gen_len - 1)}
@@ -131,24 +137,23 @@ def table(result: dict[str, Any]) -> str:
             for part, count in counts.items()
         }
         limit = counts["decode"] / result["limits"][case]["decode_s"]
-        cells = [case, *(f"{rates['pegboard', part]:.0f}" for part in counts), f"{limit:.0f}"]
+        cells = [case, *(f"{rates[ours, part]:.0f}" for part in counts), f"{limit:.0f}"]
         for name in peers:
             cells.append(f"{rates[name, 'total']:.0f}")
-            cells += [_ratio(runs["pegboard"], runs[name], part) for part in counts]
-        lines.append("| " + " | ".join(cells) + " |")
+            cells += [_ratio(runs[ours], runs[name], part) for part in counts]
+        rows.append(cells)
     machine, about = result["machine"], result["peers"]
-    versions = ", ".join(f"{name} {about[name]['version']}" for name in about)
+    versions = ", ".join(f"{name} {about[name]['version']}" for name in (ours, *peers))
     threads = result["threads"]
-    lines += [
-        "",
+    below = (
         f"SmolLM2-135M, float32, greedy, threads: {threads}, {machine['cpu']}, {result['clock']}; "
         f"{versions}. Ratios are medians of {result['rounds']} rounds, with the smallest and the "
-        f"largest round; above 1, Pegboard is faster. Measured in the same run: "
+        f"largest round; above 1, {ours} is faster. Measured in the same run: "
         f"{machine[f'read_gb_s_{threads}t']:.1f} GB/s read, "
-        f"{machine[f'fma_fp32_gflop_s_{threads}t']:.0f} GFLOP/s; load of the machine before it: "
-        f"{result['load_before']:.1f}. Data: `examples/bench/results/`.",
-    ]
-    return "\n".join(lines)
+        f"{_gflop_s(machine, threads):.0f} GFLOP/s; load of the machine before it: "
+        f"{result['load_before']:.1f}. Data: `examples/bench/results/`."
+    )
+    return f"{markdown(head, rows)}\n\n{below}"
 
 
 def _options() -> argparse.Namespace:
@@ -173,8 +178,8 @@ def _options() -> argparse.Namespace:
 
 def _peer(text: str) -> tuple[str, str]:
     name, _, python = text.partition("=")
-    if name not in MODELS or not python:
-        raise argparse.ArgumentTypeError(f"{text!r}; allowed: NAME=PYTHON of {', '.join(MODELS)}")
+    if name not in PEERS or not python:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: NAME=PYTHON of {', '.join(PEERS)}")
     return name, python
 
 
@@ -217,12 +222,18 @@ def _limits(case: str, models: Path, machine: dict[str, Any], threads: int) -> d
     num_bytes = (models / "hf-f32" / "model.safetensors").stat().st_size
     head = config["vocab_size"] * config["hidden_size"]
     read = num_bytes / machine[f"read_gb_s_{threads}t"] / 1e9
-    flops = machine[f"fma_fp32_gflop_s_{threads}t"] * 1e9
+    flops = _gflop_s(machine, threads) * 1e9
     weights = num_bytes / 4
     return {
         "decode_s": (gen_len - 1) * max(read, 2 * batch * weights / flops),
         "prefill_s": max(read, 2 * batch * prompt_len * (weights - head) / flops),
     }
+
+
+def _gflop_s(machine: dict[str, Any], threads: int) -> float:
+    """Of the widest float32 FMA loop that the machine runs."""
+    loops = ("fma_fp32_gflop_s", "fma512_fp32_gflop_s")
+    return float(max(machine.get(f"{loop}_{threads}t", 0.0) for loop in loops))
 
 
 def _ratio(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], part: str) -> str:

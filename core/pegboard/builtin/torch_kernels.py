@@ -91,8 +91,9 @@ class TorchPanelLinear(TorchLinear):
         values = cast(torch.Tensor, super().prepare(weight))
         out_features, in_features = values.shape
         width = min(_PANEL_WIDTHS, key=lambda width: -out_features % width)
-        padded = F.pad(values, (0, 0, 0, -out_features % width))
-        panels = padded.view(-1, width, in_features).transpose(1, 2).contiguous()
+        if out_features % width:
+            values = F.pad(values, (0, 0, 0, -out_features % width))
+        panels = values.view(-1, width, in_features).transpose(1, 2).contiguous()
         return PackedWeight(_Panels(panels, out_features))
 
     def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:

@@ -5,6 +5,7 @@ It runs the engine that the server prepared, then loops: drain the socket, step,
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
@@ -171,6 +172,9 @@ def _serve(channel: Channel) -> None:
     log_loaded(prepared, time.monotonic() - started)
     try:
         composition = prepared.composition
+        # What was loaded stays: collections that walked it would hold up steps for milliseconds.
+        gc.collect()
+        gc.freeze()
         channel.send(Ready(composition.max_model_len, composition.digest, os.getpid()))
         EngineLoop(engine, channel).run()
     finally:

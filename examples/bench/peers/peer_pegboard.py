@@ -2,7 +2,7 @@
 
 Environment: the repository's own.
 Model: the folder hf-f32 that prepare_model.py writes, or a GGUF file.
---dtype: float32 (default), float64, bfloat16.
+--dtype: float32 (default), float64, bfloat16. Add ",torch" for the built-in kernels and attention.
 """
 import time
 
@@ -16,11 +16,13 @@ def main():
     import pegboard
     from pegboard import Engine, SamplingParams
 
-    kind = args.dtype or "float32"
+    flags = args.dtype.split(",")
+    kind = flags[0] or "float32"
+    parts = {"kernels": "torch", "attention": "torch"} if "torch" in flags else {}
     engine = Engine({
         "model": args.model, "dtype": kind, "threads": args.threads, "max_model_len": args.max_len,
         "prefix_cache": "on" if args.prefix_cache else "none",
-        "scheduler": {"max_num_seqs": args.max_batch, "max_num_batched_tokens": 512},
+        "scheduler": {"max_num_seqs": args.max_batch, "max_num_batched_tokens": 512}, **parts,
     })
     load_s = time.perf_counter() - t0
 

@@ -1,0 +1,9 @@
+// All operations for the vector type `Vec` of the file that includes this, within its namespace.
+
+#include "math.inl"
+
+#include "elementwise.inl"
+#include "attention_tiles.inl"
+#include "attention.inl"
+#include "linear.inl"
+#include "sample.inl"

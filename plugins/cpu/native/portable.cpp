@@ -1,0 +1,70 @@
+// Any processor: vectors by the compiler's own type.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "kernels.h"
+
+namespace pegboard {
+namespace portable {
+
+struct Vec {
+  static constexpr int kWidth = 8;
+  static constexpr int kNumRegisters = 8;
+  using Raw = float __attribute__((vector_size(32)));
+  Raw v;
+
+  static Vec zero() { return {Raw{}}; }
+  static Vec broadcast(float x) { return {Raw{} + x}; }
+  static Vec load(const float* p) {
+    Vec r;
+    std::memcpy(&r.v, p, sizeof r.v);
+    return r;
+  }
+  void store(float* p) const { std::memcpy(p, &v, sizeof v); }
+  // a * b + c in two roundings: this set has no fused operation.
+  static Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
+  // Of all lanes; false where one is NaN.
+  static bool all_at_most(Vec a, Vec b) {
+    bool all = true;
+    for (int lane = 0; lane < kWidth; ++lane) all &= a.v[lane] <= b.v[lane];
+    return all;
+  }
+  friend Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
+  friend Vec operator*(Vec a, Vec b) { return {a.v * b.v}; }
+};
+
+using Words = uint64_t __attribute__((vector_size(32)));
+
+// The products of lanes' lower halves.
+inline Words multiply_low(Words a, Words b) {
+  return (a & uint64_t{0xFFFFFFFF}) * (b & uint64_t{0xFFFFFFFF});
+}
+
+#include "kernels.inl"
+
+}  // namespace portable
+
+const Kernels kPortable = {
+    "portable",
+    portable::silu_mul,
+    portable::rms_norm,
+    portable::add_rms_norm,
+    portable::rotate,
+    portable::attend,
+    portable::kPanelWidth,
+    portable::linear_pack,
+    portable::linear,
+    portable::linear_gather,
+    portable::argmax,
+    portable::scale_logits,
+    portable::weigh,
+    portable::total_weight,
+    portable::collect,
+    portable::draw,
+};
+
+}  // namespace pegboard

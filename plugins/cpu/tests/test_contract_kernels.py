@@ -1,0 +1,43 @@
+"""The small operations keep their contracts."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from pegboard.testing.kernels import (
+    KernelContract,
+    MakeKernel,
+    RMSNormContract,
+    RotaryContract,
+    SiluMulContract,
+)
+from pegboard.testing.sample import SampleContract
+from pegboard_cpu.kernels import cpu_kernel
+
+
+class CPU(KernelContract):
+    """Made by the plugin's factory, which picks by operation."""
+
+    row_invariant: ClassVar[bool] = True
+
+    @pytest.fixture
+    def make(self) -> MakeKernel:
+        return cpu_kernel
+
+
+class TestRMSNorm(CPU, RMSNormContract):
+    pass
+
+
+class TestRotary(CPU, RotaryContract):
+    pass
+
+
+class TestSiluMul(CPU, SiluMulContract):
+    pass
+
+
+class TestSample(CPU, SampleContract):
+    pass
