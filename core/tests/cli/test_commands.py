@@ -159,7 +159,7 @@ def test_a_plugins_command_is_listed_unimported_and_runs_with_the_context(
 def test_check_says_what_was_chosen_and_why(tiny: str) -> None:
     run = pegboard("check", tiny, "--max-num-seqs", "3")
     assert (run.returncode, run.stderr) == (0, "")
-    for said in ("float32", "fcfs", "torch", "max_model_len", "in all, of", "row"):
+    for said in ("float32", "fcfs", "attention", "max_model_len", "in all, of", "row"):
         assert said in run.stdout
 
 
