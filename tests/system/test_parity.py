@@ -110,9 +110,13 @@ def test_logits_of_the_bundled_model(
     assert worst < 1e-3
 
 
-def test_audit_of_the_bundled_model(reference: Any, texts: list[str], bundled_model: str) -> None:
+@pytest.mark.parametrize("name", ["torch", "cpu"])
+def test_audit_of_the_bundled_model(
+    reference: Any, texts: list[str], bundled_model: str, name: str
+) -> None:
     params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
-    with LLM(bundled_model, dtype="float32", threads=1, show_progress=False) as llm:
+    parts = {"kernels": name, "attention": name, "dtype": "float32", "threads": 1}
+    with LLM(bundled_model, show_progress=False, **parts) as llm:
         results = llm.generate(texts[:50], params)
     report = sum(
         (

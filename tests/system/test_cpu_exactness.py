@@ -1,0 +1,122 @@
+"""With the kernels of pegboard-cpu, the real model's bits do not hang on how it is run, in float32.
+
+Tokens and logprobs are compared for equality: every kernel promises `row_invariant`.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+
+from pegboard import Engine
+from pegboard.request import SamplingParams
+from pegboard.testing.invariance import (
+    BATCHES,
+    CHUNKS,
+    Case,
+    Guesses,
+    Traces,
+    differences,
+    pairwise,
+    run_case,
+)
+
+MAX_MODEL_LEN = 64
+NEEDS_PREEMPTION = 30 * 2 * 3 * 64 * 4 * (MAX_MODEL_LEN + 64)
+"""Bytes of KV of two longest sequences: layers x (k, v) x heads x elements x float32 x tokens."""
+
+WAYS: dict[str, dict[str, Any]] = {
+    "plenty": {},
+    "tight budget": {"budget": 40},
+    "small pool": {"pool": NEEDS_PREEMPTION},
+    "disorder in a small pool": {"disorder": 2, "pool": NEEDS_PREEMPTION},
+}
+GUESSES: dict[str, Guesses | None] = {
+    "none": None,
+    "mixed chains": Guesses(0.6),
+    "mixed trees": Guesses(0.6, width=2),
+}
+AXES: dict[str, tuple[Any, ...]] = {
+    "batch": BATCHES,
+    "chunk": CHUNKS,
+    "way": tuple(WAYS),
+    "guesses": tuple(GUESSES),
+    "cached": (False, True),
+    "threads": (1, 2, 3),
+    "block_size": (1, 16),
+}
+ROWS = list(pairwise(AXES))
+
+
+@cache
+def prompts() -> tuple[tuple[int, ...], ...]:
+    """Of many lengths; the longer ones begin alike."""
+    random_ids = random.Random(5)
+    known = [random_ids.randrange(100, 49152) for _ in range(20)]
+    lengths = (1, 2, 17, 40, 33, 3, 48, 8, 25)
+    return tuple(
+        tuple((known if n > 20 else []) + [random_ids.randrange(100, 49152) for _ in range(n)])[:n]
+        for n in lengths
+    )
+
+
+def params() -> list[SamplingParams]:
+    """Greedy, and sampled with filters; 15 sequences."""
+    common = {"max_tokens": 8, "logprobs": 2, "ignore_eos": True}
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 11, "n": 3},
+        {"temperature": 0.8, "seed": 5, "top_p": 0.8, "top_k": 50},
+    ]
+    return [SamplingParams(**common, **kinds[i % 3]) for i in range(len(prompts()))]
+
+
+def config(model: str, threads: int = 1, block_size: int = 16) -> dict[str, Any]:
+    return {
+        "model": model,
+        "max_model_len": MAX_MODEL_LEN,
+        "dtype": "float32",
+        "kernels": "cpu",
+        "attention": "cpu",
+        "numerics": "invariant",
+        "threads": threads,
+        "kv_cache": {"block_size": block_size},
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(bundled_model: str) -> Traces:
+    """Each sequence by itself, a prompt in one piece."""
+    return run_case(config(bundled_model), Case(batch=1), prompts(), params())
+
+
+def check(model: str, alone: Traces, row: dict[str, Any]) -> None:
+    case = Case(
+        row["batch"],
+        row["chunk"],
+        guesses=GUESSES[row["guesses"]],
+        cached=row["cached"],
+        **WAYS[row["way"]],
+    )
+    base = config(model, row["threads"], row["block_size"])
+    got = run_case(base, case, prompts(), params(), alone)
+    assert differences(alone, got) == [], str(row)
+
+
+def test_the_composition_promises_it(bundled_model: str) -> None:
+    with Engine(config(bundled_model)) as engine:
+        assert engine.prepared.composition.numerics == "invariant"
+
+
+@pytest.mark.parametrize("row", ROWS[:4], ids=str)
+def test_some_ways_to_run(bundled_model: str, alone: Traces, row: dict[str, Any]) -> None:
+    check(bundled_model, alone, row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS[4:], ids=str)
+def test_every_pair_of_ways_to_run(bundled_model: str, alone: Traces, row: dict[str, Any]) -> None:
+    check(bundled_model, alone, row)
