@@ -14,12 +14,18 @@ from typing import TYPE_CHECKING, NewType
 if TYPE_CHECKING:
     import torch
 
+    from pegboard.interfaces.attention import AttentionBackend, RotaryTable
+    from pegboard.interfaces.model import AttentionShape
     from pegboard.interfaces.quantizer import LinearWeight
 
 VERSION = 0
 
 OPERATIONS = ("linear", "rms_norm", "rotary", "silu_mul", "sample")
 """The operations that an engine asks for."""
+
+JOINT_OPERATIONS = {"decoder_layer": ("linear", "rms_norm", "silu_mul")}
+"""Operations that do the work of several, with the same bits. An engine asks for one where a family
+that has it was chosen for all that it joins; where it cannot run a layer, those run one by one."""
 
 PackedWeight = NewType("PackedWeight", object)
 """A weight in a kernel's own layout: opaque, and never shared between packages."""
@@ -112,6 +118,50 @@ class SiluMulKernel(Kernel):
     @abstractmethod
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up, [num_rows, n] each. May write into `gate`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayerParts:
+    """A Llama-type decoder layer without biases and norms of q and k.
+
+    Attributes:
+        layer: its number.
+        attention: shape of its attention.
+        backend: the worker's attention backend, which may be of another family.
+        rotary: angles; None: no rotation.
+        qkv, o, gate_up, down: weights packed by the family's linear kernel; q, k, v and gate, up are
+            joined along the output, in this order.
+        norm: [hidden_size], weight of the norm between attention and MLP; `eps` is added to its mean.
+    """
+
+    layer: int
+    attention: AttentionShape
+    backend: AttentionBackend
+    rotary: RotaryTable | None
+    qkv: PackedWeight
+    o: PackedWeight
+    gate_up: PackedWeight
+    down: PackedWeight
+    norm: torch.Tensor
+    eps: float
+
+
+class DecoderLayerKernel(Kernel):
+    """Joint operation `decoder_layer`: a layer in one call."""
+
+    @abstractmethod
+    def prepare(self, parts: DecoderLayerParts) -> PackedWeight | None:
+        """Readies a layer; None: this kernel cannot run it, such as over a foreign backend."""
+
+    @abstractmethod
+    def decoder_layer(
+        self, packed: PackedWeight, hidden: torch.Tensor, residual: torch.Tensor
+    ) -> torch.Tensor:
+        """h += attention(hidden); the MLP of norm(h), to be added to h next.
+
+        hidden: the normed residual; residual: h; both [num_tokens, hidden_size]. `residual` becomes
+        the new h, `hidden` is void afterwards. Returns [num_tokens, hidden_size].
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from pegboard.errors import CheckpointError
 from pegboard.interfaces.attention import AttentionBackend, RotaryTable
 from pegboard.interfaces.checkpoint import CheckpointSource
 from pegboard.interfaces.kernel import (
+    DecoderLayerKernel,
+    DecoderLayerParts,
     Kernel,
     LinearKernel,
     PackedWeight,
@@ -128,6 +130,21 @@ class Attention:
         return self.backend.forward(self.layer, q, k, v, self.table).flatten(1)
 
 
+class JointLayer:
+    """A decoder layer that a kernel runs in one call."""
+
+    def __init__(self, kernel: DecoderLayerKernel, packed: PackedWeight) -> None:
+        self.kernel = kernel
+        self.packed = packed
+
+    def __call__(
+        self, hidden: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden: the normed residual, [num_tokens, hidden_size] -> (what to add next, the residual
+        to add it to). `hidden` and `residual` are void afterwards."""
+        return self.kernel.decoder_layer(self.packed, hidden, residual), residual
+
+
 @dataclass(frozen=True)
 class LayerBuilder:
     """What a model's factory gets: makes layers and reads their weights.
@@ -229,6 +246,40 @@ class LayerBuilder:
     def attention_layer(self, layer: int, rotary: Rotary | None) -> Attention:
         """Attention of one decoder layer."""
         return Attention(self.attention, layer, rotary)
+
+    def joint_layer(
+        self,
+        layer: int,
+        attention: Attention,
+        linears: tuple[Linears, Linear, Linears, Linear],
+        norm: RMSNorm,
+    ) -> JointLayer | None:
+        """A decoder layer in one call of a kernel; None: its parts must run one by one.
+
+        Args:
+            layer: its number.
+            attention: between the first two linear layers.
+            linears: q, k, v; o; gate, up; down.
+            norm: between attention and MLP.
+        """
+        kernel = self.kernels.get("decoder_layer")
+        qkv, o, gate_up, down = linears
+        plain = [*qkv.layers, o, *gate_up.layers, down]
+        if kernel is None or len(plain) != 4 or any(one.bias is not None for one in plain):
+            return None
+        joint = cast(DecoderLayerKernel, kernel)
+        packed = joint.prepare(
+            DecoderLayerParts(
+                layer,
+                self.shape.attention[layer],
+                self.attention,
+                attention.table,
+                *(one.weight for one in plain),
+                norm.weight,
+                norm.eps,
+            )
+        )
+        return None if packed is None else JointLayer(joint, packed)
 
     def silu_mul(self) -> SiluMulKernel:
         """The gated MLP's activation, silu(gate) * up."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from pegboard.interfaces.model import Model
-from pegboard.models.layers import LayerBuilder, Rotary
+from pegboard.models.layers import JointLayer, LayerBuilder, Rotary
 
 
 def build(builder: LayerBuilder) -> Model:
@@ -30,7 +30,9 @@ class Llama(Model):
         shape = builder.shape
         rotary = builder.rotary()
         self.embedding = builder.embedding("model.embed_tokens")
-        self.layers = [DecoderLayer(builder, layer, rotary) for layer in range(shape.num_layers)]
+        layers = [DecoderLayer(builder, layer, rotary) for layer in range(shape.num_layers)]
+        self.input_norms = [layer.input_norm for layer in layers]
+        self.layers = [layer.joint(builder) or layer for layer in layers]
         self.norm = builder.norm("model.norm")
         self.head = builder.head("model.embed_tokens" if shape.tied_embeddings else "lm_head")
 
@@ -40,8 +42,8 @@ class Llama(Model):
         residual = self.embedding(token_ids)
         tapped = {-1: residual.clone()} if -1 in taps else {}
         # the norm that follows each layer: the next layer's first, or the last
-        following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
-        hidden = self.layers[0].input_norm(residual)
+        following = [*self.input_norms[1:], self.norm]
+        hidden = self.input_norms[0](residual)
         for index, (layer, norm) in enumerate(zip(self.layers, following, strict=True)):
             if index in taps:
                 tapped[index] = residual.clone()
@@ -58,10 +60,21 @@ class DecoderLayer:
 
     def __init__(self, builder: LayerBuilder, layer: int, rotary: Rotary) -> None:
         prefix = f"model.layers.{layer}"
+        self.layer = layer
         self.input_norm = builder.norm(f"{prefix}.input_layernorm")
         self.attention = SelfAttention(builder, layer, rotary)
         self.post_attention_norm = builder.norm(f"{prefix}.post_attention_layernorm")
         self.mlp = GatedMLP(builder, f"{prefix}.mlp")
+
+    def joint(self, builder: LayerBuilder) -> JointLayer | None:
+        """The same in one call, where a kernel has it."""
+        attention, mlp = self.attention, self.mlp
+        if attention.q_norm is not None or attention.k_norm is not None:
+            return None
+        linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+        return builder.joint_layer(
+            self.layer, attention.attention, linears, self.post_attention_norm
+        )
 
     def __call__(
         self, hidden: torch.Tensor, residual: torch.Tensor

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pegboard.interfaces.device import DeviceFacts
-from pegboard.interfaces.kernel import OPERATIONS
+from pegboard.interfaces.kernel import JOINT_OPERATIONS, OPERATIONS
 from pegboard.interfaces.kv import KVGroup
 from pegboard.plugins.choice import Chooser
 from pegboard.plugins.composition import KernelChoice, Part
@@ -38,12 +38,14 @@ def choose_kernels(
                 f"kernels.{operation}: unknown operation; allowed: {', '.join(OPERATIONS)}",
             )
     search = _Search(chooser, wanted, numerics, unusable)
-    choices = (
+    found = [
         _choose(search, operation, weight_format)
         for operation in OPERATIONS
         for weight_format in (formats if operation == "linear" else ("float",))
-    )
-    return tuple(choice for choice in choices if choice is not None)
+    ]
+    choices = [choice for choice in found if choice is not None]
+    joint = [_joint(search, operation, choices) for operation in JOINT_OPERATIONS]
+    return tuple(choices + [choice for choice in joint if choice is not None])
 
 
 def numerics_id(
@@ -76,6 +78,20 @@ def _choose(search: _Search, operation: str, weight_format: str) -> KernelChoice
     if name == "auto":
         return search.best(needed)
     return search.named(name, needed)
+
+
+def _joint(search: _Search, operation: str, choices: Sequence[KernelChoice]) -> KernelChoice | None:
+    """The kernel of a joint operation, by the family that was chosen for all that it joins."""
+    joined = [choice for choice in choices if choice.operation in JOINT_OPERATIONS[operation]]
+    families = {choice.part.name for choice in joined}
+    if len(families) != 1 or (operation, joined[0].part.name) in search.unusable:
+        return None
+    formats = {choice.format for choice in joined}
+    for offered in joined[0].part.entry.operations:
+        if formats <= set(offered.formats) and search.serves(offered, (operation, "float")):
+            needed = (operation, "float")
+            return search.choice(joined[0].part, offered, needed, named=False)
+    return None
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,11 @@ def config_of(tiny_model: Path) -> Callable[..., Config]:
     """(**values) -> a config of the tiny model."""
 
     def config_of(**values: Any) -> Config:
-        small: dict[str, Any] = {"model": str(tiny_model), "kv_cache": {"memory": "8MiB"}, "max_model_len": 64}
+        small: dict[str, Any] = {
+            "model": str(tiny_model),
+            "kv_cache": {"memory": "8MiB"},
+            "max_model_len": 64,
+        }
         # In it only the built-in kernels run, whatever else is installed.
         small["dtype"] = "float64"
         return Config.from_values({**small, **values})

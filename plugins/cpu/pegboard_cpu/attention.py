@@ -26,6 +26,9 @@ _HEADS = (POINTER, SIZE, SIZE)  # address, strides of tokens and heads
 class CPUAttention(AttentionBackend):
     """Grouped queries, windows, soft caps, draft trees and LSE in float32; `row_invariant`.
 
+    Attributes:
+        handle: what the library knows it by.
+
     Raises:
         ConfigError: the activation dtype is not float32, or the KV is encoded.
         OSError: the native library was not built.
@@ -58,14 +61,14 @@ class CPUAttention(AttentionBackend):
             *(*_HEADS, *_HEADS, *_HEADS),
             *(POINTER, POINTER, SIZE, POINTER, POINTER),
         )
-        self._handle: int = function("pb_attention_create", POINTER, POINTER)(self._pool.handle)
+        self.handle: int = function("pb_attention_create", POINTER, POINTER)(self._pool.handle)
         self._add_groups()
         self._kv: Sequence[Mapping[str, torch.Tensor]] = ()
         self._step: tuple[torch.Tensor | None, ...] = ()
 
     def __del__(self) -> None:
-        if hasattr(self, "_handle"):
-            self._destroy(self._handle)
+        if hasattr(self, "handle"):
+            self._destroy(self.handle)
 
     def bind(self, kv: Sequence[Mapping[str, torch.Tensor]]) -> None:
         self._kv = kv
@@ -75,7 +78,7 @@ class CPUAttention(AttentionBackend):
         )
         for index, (layer, pages) in enumerate(zip(self._layers, kv, strict=True)):
             add_layer(
-                self._handle,
+                self.handle,
                 group_of[index],
                 layer.num_heads,
                 layer.scale,
@@ -94,7 +97,7 @@ class CPUAttention(AttentionBackend):
         self._step = (positions, starts, computed, ancestors, *tables)
         for group, table in enumerate(tables):
             self._prepare(
-                self._handle,
+                self.handle,
                 group,
                 len(computed),
                 positions.data_ptr(),
@@ -123,7 +126,7 @@ class CPUAttention(AttentionBackend):
             cos, sin = rotary.cos.data_ptr(), rotary.sin.data_ptr()
             num_pairs = rotary.cos.shape[1]
         self._forward(
-            self._handle,
+            self.handle,
             layer,
             *(q.data_ptr(), q.stride(0), q.stride(1)),
             *(k.data_ptr(), k.stride(0), k.stride(1)),
@@ -143,13 +146,13 @@ class CPUAttention(AttentionBackend):
     def _move(self, name: str, group: int, source: torch.Tensor, target: torch.Tensor) -> None:
         source, target = source.contiguous(), target.contiguous()
         move = function(name, None, POINTER, SIZE, SIZE, POINTER, POINTER)
-        move(self._handle, group, len(source), source.data_ptr(), target.data_ptr())
+        move(self.handle, group, len(source), source.data_ptr(), target.data_ptr())
 
     def _add_groups(self) -> None:
         add_group = function("pb_attention_add_group", None, POINTER, *(SIZE,) * 6)
         for group in self._groups:
             add_group(
-                self._handle,
+                self.handle,
                 group.num_kv_heads,
                 group.head_dim,
                 padded(group.head_dim),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pegboard.interfaces.kernel import Kernel, KernelContext
+from pegboard_cpu.decoder_layer import CPUDecoderLayer
 from pegboard_cpu.elementwise import CPURMSNorm, CPURotary, CPUSiluMul
 from pegboard_cpu.linear import CPULinear
 from pegboard_cpu.sample import CPUSample
@@ -15,6 +16,7 @@ _KERNELS: dict[str, Callable[[KernelContext], Kernel]] = {
     "rotary": CPURotary,
     "silu_mul": CPUSiluMul,
     "sample": CPUSample,
+    "decoder_layer": CPUDecoderLayer,
 }
 
 

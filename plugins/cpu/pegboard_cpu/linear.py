@@ -45,7 +45,7 @@ class _HugePages:
 
 
 @dataclass(frozen=True, slots=True)
-class _Panels:
+class Panels:
     """A packed weight, in the instruction set's layout.
 
     Attributes:
@@ -93,10 +93,10 @@ class CPULinear(LinearKernel):
             values.stride(0),
             packed.data_ptr(),
         )
-        return PackedWeight(_Panels(packed, packed.data_ptr(), out_features, in_features))
+        return PackedWeight(Panels(packed, packed.data_ptr(), out_features, in_features))
 
     def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-        panels = cast(_Panels, weight)
+        panels = cast(Panels, weight)
         num_rows, in_features = x.shape
         assert x.dtype == torch.float32 and in_features == panels.in_features, (
             f"inputs are {x.dtype} {list(x.shape)}; allowed: float32 [rows, {panels.in_features}]"
@@ -117,7 +117,7 @@ class CPULinear(LinearKernel):
 
     def gather_rows(self, weight: PackedWeight, row_ids: torch.Tensor) -> torch.Tensor:
         """Raises IndexError where an id is not a row of the weight."""
-        panels = cast(_Panels, weight)
+        panels = cast(Panels, weight)
         assert row_ids.dtype == torch.int64, f"row ids are {row_ids.dtype}; allowed: int64"
         row_ids = row_ids.contiguous()
         rows = torch.empty((row_ids.shape[0], panels.in_features), dtype=torch.float32)

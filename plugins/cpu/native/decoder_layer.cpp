@@ -1,0 +1,97 @@
+// A whole decoder layer: the operations of one after another, in memory that the next layer reuses.
+// Each has the bits that it has alone.
+
+#include "abi.h"
+#include "attention.h"
+#include "kernels.h"
+
+using pegboard::Attention;
+using pegboard::AttentionCall;
+using pegboard::Kernels;
+
+namespace pegboard {
+
+struct Weight {
+  const float* panels;
+  int64_t out_features, in_features;
+};
+
+struct DecoderLayer {
+  int64_t layer;
+  int64_t num_heads, num_kv_heads, head_dim;
+  Weight qkv, o, gate_up, down;
+  const float* norm;
+  float eps;
+  RotaryAngles rotary;
+};
+
+struct Workspace {
+  LineFloats qkv, attended, gate_up, product;
+};
+
+}  // namespace pegboard
+
+using pegboard::DecoderLayer;
+using pegboard::Weight;
+using pegboard::Workspace;
+
+PEGBOARD_API Workspace* pb_workspace_create() { return new Workspace{}; }
+
+PEGBOARD_API void pb_workspace_destroy(Workspace* workspace) { delete workspace; }
+
+// Pointers are kept, not what they point to.
+PEGBOARD_API DecoderLayer* pb_decoder_layer_create(
+    int64_t layer, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, const float* qkv,
+    const float* o, const float* gate_up, const float* down, int64_t hidden_size, int64_t mlp_size,
+    const float* norm, float eps, const float* cos, const float* sin, int64_t num_pairs) {
+  const int64_t attended = num_heads * head_dim;
+  return new DecoderLayer{layer,
+                          num_heads,
+                          num_kv_heads,
+                          head_dim,
+                          {qkv, attended + 2 * num_kv_heads * head_dim, hidden_size},
+                          {o, hidden_size, attended},
+                          {gate_up, 2 * mlp_size, hidden_size},
+                          {down, hidden_size, mlp_size},
+                          norm,
+                          eps,
+                          {cos, sin, num_pairs}};
+}
+
+PEGBOARD_API void pb_decoder_layer_destroy(DecoderLayer* layer) { delete layer; }
+
+// residual += attention(hidden); out = mlp(norm(residual)). All are dense [num_tokens, hidden_size].
+PEGBOARD_API void pb_decoder_layer(const DecoderLayer* layer, Attention* attention,
+                                   Workspace* workspace, int64_t num_tokens, const float* hidden,
+                                   float* residual, float* out) {
+  const Kernels& k = pegboard::kernels();
+  pegboard::Pool& pool = *attention->pool;
+  const auto multiply = [&](const Weight& weight, const float* x, float* y) {
+    k.linear(pool, num_tokens, weight.out_features, weight.in_features, x, weight.in_features,
+             weight.panels, y);
+  };
+  const int64_t qkv_size = layer->qkv.out_features, mlp_size = layer->down.in_features;
+  const int64_t hidden_size = layer->o.out_features, head_dim = layer->head_dim;
+  workspace->qkv.grow(num_tokens * qkv_size);
+  workspace->attended.grow(num_tokens * layer->o.in_features);
+  workspace->gate_up.grow(num_tokens * 2 * mlp_size);
+  workspace->product.grow(num_tokens * mlp_size);
+
+  float* const q = workspace->qkv.data();
+  float* const keys = q + layer->num_heads * head_dim;
+  float* const values = keys + layer->num_kv_heads * head_dim;
+  multiply(layer->qkv, hidden, q);
+  const AttentionCall call{{q, qkv_size, head_dim},      {keys, qkv_size, head_dim},
+                           {values, qkv_size, head_dim}, layer->rotary,
+                           workspace->attended.data(),   nullptr};
+  k.attend(*attention, layer->layer, call);
+  multiply(layer->o, workspace->attended.data(), out);
+
+  k.add_rms_norm(pool, num_tokens, hidden_size, out, hidden_size, residual, hidden_size,
+                 layer->norm, layer->eps);
+  float* const gate = workspace->gate_up.data();
+  multiply(layer->gate_up, out, gate);
+  k.silu_mul(pool, num_tokens, mlp_size, gate, 2 * mlp_size, gate + mlp_size, 2 * mlp_size,
+             workspace->product.data());
+  multiply(layer->down, workspace->product.data(), out);
+}
