@@ -1,6 +1,8 @@
 // A whole decoder layer: the operations of one after another, in memory that the next layer reuses.
 // Each has the bits that it has alone.
 
+#include <algorithm>
+
 #include "abi.h"
 #include "attention.h"
 #include "kernels.h"
@@ -30,6 +32,14 @@ struct Workspace {
 };
 
 }  // namespace pegboard
+
+namespace {
+
+// After attention a row needs no other: so many go through the rest of the layer together that what
+// lies between two operations stays in the cache.
+constexpr int64_t kBlockRows = 128;
+
+}  // namespace
 
 using pegboard::DecoderLayer;
 using pegboard::Weight;
@@ -66,32 +76,42 @@ PEGBOARD_API void pb_decoder_layer(const DecoderLayer* layer, Attention* attenti
                                    float* residual, float* out) {
   const Kernels& k = pegboard::kernels();
   pegboard::Pool& pool = *attention->pool;
-  const auto multiply = [&](const Weight& weight, const float* x, float* y) {
-    k.linear(pool, num_tokens, weight.out_features, weight.in_features, x, weight.in_features,
+  const auto multiply = [&](const Weight& weight, int64_t num_rows, const float* x, float* y) {
+    k.linear(pool, num_rows, weight.out_features, weight.in_features, x, weight.in_features,
              weight.panels, y);
   };
   const int64_t qkv_size = layer->qkv.out_features, mlp_size = layer->down.in_features;
   const int64_t hidden_size = layer->o.out_features, head_dim = layer->head_dim;
+  const int64_t attended_size = layer->o.in_features;
+  const int64_t block_rows = std::min(kBlockRows, num_tokens);
   workspace->qkv.grow(num_tokens * qkv_size);
-  workspace->attended.grow(num_tokens * layer->o.in_features);
-  workspace->gate_up.grow(num_tokens * 2 * mlp_size);
-  workspace->product.grow(num_tokens * mlp_size);
+  workspace->attended.grow(num_tokens * attended_size);
+  workspace->gate_up.grow(block_rows * 2 * mlp_size);
+  workspace->product.grow(block_rows * mlp_size);
 
   float* const q = workspace->qkv.data();
   float* const keys = q + layer->num_heads * head_dim;
   float* const values = keys + layer->num_kv_heads * head_dim;
-  multiply(layer->qkv, hidden, q);
-  const AttentionCall call{{q, qkv_size, head_dim},      {keys, qkv_size, head_dim},
-                           {values, qkv_size, head_dim}, layer->rotary,
-                           workspace->attended.data(),   nullptr};
+  float* const attended = workspace->attended.data();
+  multiply(layer->qkv, num_tokens, hidden, q);
+  const AttentionCall call{{q, qkv_size, head_dim},
+                           {keys, qkv_size, head_dim},
+                           {values, qkv_size, head_dim},
+                           layer->rotary,
+                           attended,
+                           nullptr};
   k.attend(*attention, layer->layer, call);
-  multiply(layer->o, workspace->attended.data(), out);
 
-  k.add_rms_norm(pool, num_tokens, hidden_size, out, hidden_size, residual, hidden_size,
-                 layer->norm, layer->eps);
   float* const gate = workspace->gate_up.data();
-  multiply(layer->gate_up, out, gate);
-  k.silu_mul(pool, num_tokens, mlp_size, gate, 2 * mlp_size, gate + mlp_size, 2 * mlp_size,
-             workspace->product.data());
-  multiply(layer->down, workspace->product.data(), out);
+  float* const product = workspace->product.data();
+  for (int64_t row = 0; row < num_tokens; row += kBlockRows) {
+    const int64_t count = std::min(kBlockRows, num_tokens - row);
+    float* const y = out + row * hidden_size;
+    multiply(layer->o, count, attended + row * attended_size, y);
+    k.add_rms_norm(pool, count, hidden_size, y, hidden_size, residual + row * hidden_size,
+                   hidden_size, layer->norm, layer->eps);
+    multiply(layer->gate_up, count, y, gate);
+    k.silu_mul(pool, count, mlp_size, gate, 2 * mlp_size, gate + mlp_size, 2 * mlp_size, product);
+    multiply(layer->down, count, product, y);
+  }
 }
