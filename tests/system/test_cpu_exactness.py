@@ -65,7 +65,7 @@ def prompts() -> tuple[tuple[int, ...], ...]:
 
 def params() -> list[SamplingParams]:
     """Greedy, and sampled with filters; 15 sequences."""
-    common = {"max_tokens": 8, "logprobs": 2, "ignore_eos": True}
+    common: dict[str, Any] = {"max_tokens": 8, "logprobs": 2, "ignore_eos": True}
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0, "seed": 11, "n": 3},

@@ -115,7 +115,7 @@ def test_audit_of_the_bundled_model(
     reference: Any, texts: list[str], bundled_model: str, name: str
 ) -> None:
     params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
-    parts = {"kernels": name, "attention": name, "dtype": "float32", "threads": 1}
+    parts: dict[str, Any] = {"kernels": name, "attention": name, "dtype": "float32", "threads": 1}
     with LLM(bundled_model, show_progress=False, **parts) as llm:
         results = llm.generate(texts[:50], params)
     report = sum(

@@ -69,7 +69,9 @@ def test_wheel_and_source_hold_all_files_of_the_package(dist: Path, project: Pat
     with zipfile.ZipFile(wheel) as archive:
         installed = set(archive.namelist())
     information = {path for path in installed if ".dist-info/" in path}
-    assert installed - information == needed
+    built = {path for path in installed if path.endswith(".so")}
+    assert installed - information - built == needed
+    assert len(built) == (project / "CMakeLists.txt").is_file()
     assert any(path.endswith("/LICENSE") for path in information)
     with tarfile.open(source) as tar:
         shipped = {path.partition("/")[2] for path in tar.getnames()}

@@ -24,8 +24,9 @@ OPERATIONS = ("linear", "rms_norm", "rotary", "silu_mul", "sample")
 """The operations that an engine asks for."""
 
 JOINT_OPERATIONS = {"decoder_layer": ("linear", "rms_norm", "silu_mul")}
-"""Operations that do the work of several, with the same bits. An engine asks for one where a family
-that has it was chosen for all that it joins; where it cannot run a layer, those run one by one."""
+"""Operations that do the work of several and of attention, with the same bits. An engine asks for one
+where a family that has it was chosen for all that it joins, and its plugin's attention backend too;
+where it cannot run a layer, those run one by one."""
 
 PackedWeight = NewType("PackedWeight", object)
 """A weight in a kernel's own layout: opaque, and never shared between packages."""
@@ -127,7 +128,7 @@ class DecoderLayerParts:
     Attributes:
         layer: its number.
         attention: shape of its attention.
-        backend: the worker's attention backend, which may be of another family.
+        backend: the worker's attention backend.
         rotary: angles; None: no rotation.
         qkv, o, gate_up, down: weights packed by the family's linear kernel; q, k, v and gate, up are
             joined along the output, in this order.
@@ -151,7 +152,7 @@ class DecoderLayerKernel(Kernel):
 
     @abstractmethod
     def prepare(self, parts: DecoderLayerParts) -> PackedWeight | None:
-        """Readies a layer; None: this kernel cannot run it, such as over a foreign backend."""
+        """Readies a layer; None: this kernel cannot run it."""
 
     @abstractmethod
     def decoder_layer(

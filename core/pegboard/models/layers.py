@@ -274,9 +274,12 @@ class LayerBuilder:
                 self.shape.attention[layer],
                 self.attention,
                 attention.table,
-                *(one.weight for one in plain),
-                norm.weight,
-                norm.eps,
+                qkv=plain[0].weight,
+                o=plain[1].weight,
+                gate_up=plain[2].weight,
+                down=plain[3].weight,
+                norm=norm.weight,
+                eps=norm.eps,
             )
         )
         return None if packed is None else JointLayer(joint, packed)

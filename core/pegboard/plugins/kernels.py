@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pegboard.config import Config
 from pegboard.interfaces.device import DeviceFacts
 from pegboard.interfaces.kernel import JOINT_OPERATIONS, OPERATIONS
 from pegboard.interfaces.kv import KVGroup
@@ -18,8 +19,8 @@ from pegboard.plugins.manifest import Operation
 def choose_kernels(
     chooser: Chooser,
     formats: Sequence[str],
-    wanted: str | Mapping[str, str],
-    numerics: str,
+    attention: Part | None,
+    config: Config,
     unusable: frozenset[tuple[str, str]],
 ) -> tuple[KernelChoice, ...]:
     """A kernel for each operation, `linear` once a weight format.
@@ -27,24 +28,25 @@ def choose_kernels(
     Args:
         chooser: collects reasons and decisions.
         formats: weight formats that the quantizer yields.
-        wanted: `auto`, a kernel family's name, or operation to name.
-        numerics: `invariant`, `fast` or `auto`.
+        attention: the backend that was chosen.
+        config: its `kernels` (`auto`, a kernel family's name, or operation to name) and `numerics`.
         unusable: (operation, family) whose self-test failed on this machine.
     """
+    wanted = config.kernels
     for operation in () if isinstance(wanted, str) else wanted:
         if operation not in OPERATIONS:
             chooser.refuse(
                 "unknown_operation",
                 f"kernels.{operation}: unknown operation; allowed: {', '.join(OPERATIONS)}",
             )
-    search = _Search(chooser, wanted, numerics, unusable)
+    search = _Search(chooser, wanted, config.numerics, unusable)
     found = [
         _choose(search, operation, weight_format)
         for operation in OPERATIONS
         for weight_format in (formats if operation == "linear" else ("float",))
     ]
     choices = [choice for choice in found if choice is not None]
-    joint = [_joint(search, operation, choices) for operation in JOINT_OPERATIONS]
+    joint = [_joint(search, operation, choices, attention) for operation in JOINT_OPERATIONS]
     return tuple(choices + [choice for choice in joint if choice is not None])
 
 
@@ -80,11 +82,17 @@ def _choose(search: _Search, operation: str, weight_format: str) -> KernelChoice
     return search.named(name, needed)
 
 
-def _joint(search: _Search, operation: str, choices: Sequence[KernelChoice]) -> KernelChoice | None:
-    """The kernel of a joint operation, by the family that was chosen for all that it joins."""
+def _joint(
+    search: _Search, operation: str, choices: Sequence[KernelChoice], attention: Part | None
+) -> KernelChoice | None:
+    """The kernel of a joint operation, by the family that was chosen for all that it joins and whose
+    plugin provides the attention too."""
     joined = [choice for choice in choices if choice.operation in JOINT_OPERATIONS[operation]]
+    plugins = {choice.part.origin.plugin for choice in joined}
     families = {choice.part.name for choice in joined}
-    if len(families) != 1 or (operation, joined[0].part.name) in search.unusable:
+    if attention is None or plugins != {attention.origin.plugin} or len(families) != 1:
+        return None
+    if (operation, joined[0].part.name) in search.unusable:
         return None
     formats = {choice.format for choice in joined}
     for offered in joined[0].part.entry.operations:

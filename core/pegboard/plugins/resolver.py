@@ -82,8 +82,8 @@ def resolve(
     kernels = choose_kernels(
         chooser,
         parts["quantizer"].entry.formats if "quantizer" in parts else (),
-        config.kernels,
-        config.numerics,
+        parts.get("attention"),
+        config,
         inspected.unusable,
     )
     processors = chooser.every(

@@ -147,7 +147,8 @@ class _Tile:
     def _weight(self, out_features: int, in_features: int) -> PackedWeight:
         values = torch.arange(out_features * in_features).view(out_features, in_features)
         values = (values % 13 - 6) / 16
-        return self.linear.prepare(LinearWeight("float", tuple(values.shape), values=values))
+        shape = (out_features, in_features)
+        return self.linear.prepare(LinearWeight("float", shape, values=values))
 
     def one_by_one(
         self, hidden: torch.Tensor, residual: torch.Tensor
@@ -155,8 +156,10 @@ class _Tile:
         """The layer by the operations that it joins."""
         parts, shape = self.parts, self.shape
         qkv = self.linear.linear(hidden, parts.qkv).view(5, -1, shape.head_dim)
-        heads = qkv.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
-        attended = parts.backend.forward(0, *heads, parts.rotary).flatten(1)
+        q, k, v = torch.split_with_sizes(
+            qkv, [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1
+        )
+        attended = parts.backend.forward(0, q, k, v, parts.rotary).flatten(1)
         output = self.linear.linear(attended, parts.o)
         hidden, residual = self.norm.add_rms_norm(output, residual, parts.norm, parts.eps)
         gate, up = self.linear.linear(hidden, parts.gate_up).chunk(2, dim=1)

@@ -57,6 +57,7 @@ def test_it_runs_where_all_that_it_joins_is_ours(models: dict[str, Path]) -> Non
     assert kernels_of(models["llama"], kernels="cpu")["decoder_layer"] == "cpu"
     other = kernels_of(models["llama"], kernels={"linear": "cpu", "silu_mul": "torch"})
     assert "decoder_layer" not in other and other["silu_mul"] == "torch"
+    assert "decoder_layer" not in kernels_of(models["llama"], kernels="cpu", attention="torch")
 
 
 def test_over_another_attention_the_operations_run_one_by_one(models: dict[str, Path]) -> None:
