@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -234,11 +235,13 @@ def test_counts_are_those_of_the_clients(served: Any, count: int) -> None:
     assert after["pegboard_step_sequences_count"] == after["vllm:iteration_tokens_total_count"]
 
 
-def test_clients_that_leave_are_counted(served: Any) -> None:
+def test_clients_that_leave_are_counted(serve: Any, tmp_path: Path) -> None:
     """Some of them while their sequences run, some while they wait."""
+    write_tiny_model(tmp_path, num_hidden_layers=1, max_position_embeddings=20_000)
+    served = serve(tmp_path, "--set", "prefix_cache=none", "--set", "scheduler.max_num_seqs=16")
     before = settled(served.url)
     url, num_clients = served.url, 11
-    body = {"prompt": [5, 6, 7], "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 2}
+    body = {"prompt": [5, 6, 7], "max_tokens": 15_000, "ignore_eos": True, "stream": True, "n": 2}
 
     async def leave() -> None:
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:

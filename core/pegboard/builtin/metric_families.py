@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from pegboard.interfaces.observer import (
     LoadChanged,
@@ -66,6 +69,37 @@ class MetricMaker:
             f"{PREFIX}{name}", text, (*_LABELS, *more), buckets=buckets, registry=self._registry
         )
         return made if more else made.labels(*self.labels)
+
+    def token_histogram(self, name: str, text: str, buckets: Sequence[float]) -> TokenHistogram:
+        made = TokenHistogram(f"{PREFIX}{name}", text, self.labels, buckets)
+        self._registry.register(made)
+        return made
+
+
+class TokenHistogram(Collector):
+    """A histogram of something that each token brings: it takes those of a step at once, as one call
+    a token would be the most of a step's bookkeeping."""
+
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]
+    ) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self._bounds = np.array(buckets)
+        self._counts = np.zeros(len(buckets) + 1, dtype=np.int64)
+        self._sum = 0.0
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Counts each value in the first bucket whose bound it does not exceed."""
+        found = self._bounds.searchsorted(values)
+        self._counts += np.bincount(found, minlength=len(self._counts))
+        self._sum += sum(values)
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=_LABELS)
+        bounds = [*map(repr, self._bounds.tolist()), "+Inf"]
+        so_far = self._counts.cumsum().tolist()
+        family.add_metric(self._labels, list(zip(bounds, so_far, strict=True)), self._sum)
+        yield family
 
 
 @dataclass(slots=True)
@@ -177,7 +211,7 @@ class StepMetrics:
         self._prefilled = make.counter("prefill_tokens", "Prompt tokens computed, again included")
         self._generated = make.counter("generation_tokens", "Tokens generated")
         self._first = make.histogram("time_to_first_token_seconds", "Since arrival", _TTFT)
-        self._next = make.histogram(
+        self._next = make.token_histogram(
             "inter_token_latency_seconds", "Between tokens of a sequence", _INTER_TOKEN
         )
         self._tokens = make.histogram("iteration_tokens_total", "Tokens a step", _STEP_TOKENS)
@@ -197,8 +231,7 @@ class StepMetrics:
         self._generated.inc(event.num_output_tokens)
         for seconds in event.first_token_s:
             self._first.observe(seconds)
-        for seconds in event.inter_token_s:
-            self._next.observe(seconds)
+        self._next.observe_all(event.inter_token_s)
         self._tokens.observe(event.num_prefill_tokens + event.num_decode_tokens)
         self._batch.observe(event.num_sequences)
         self._drafts.done(event)

@@ -70,6 +70,7 @@ def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore
         return maker.make(composition.parts[interface], context)
 
     cache = build("prefix_cache", PrefixCacheContext(groups, num_blocks, composition.fingerprint))
+    caches_prefixes = INACTIVE not in composition.parts["prefix_cache"].entry.promises
     ledger = {entry.name: entry.num_bytes for entry in prepared.ledger.entries}
     observing = ObserverContext(
         composition.model_name,
@@ -77,7 +78,7 @@ def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore
         composition.max_model_len,
         groups,
         num_blocks,
-        caches_prefixes=INACTIVE not in composition.parts["prefix_cache"].entry.promises,
+        caches_prefixes,
     )
     tokenizer = load_tokenizer(prepared)
     return EngineCore(
@@ -107,6 +108,7 @@ def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore
                 "speculation_policy", SpeculationContext(composition.num_speculative_tokens)
             ),
             executor=build("executor", _executor_context(composition, maker, on_tensor)),
+            caches_prefixes=caches_prefixes,
             observers=tuple(maker.make(part, observing) for part in composition.observers),
             max_num_seqs=composition.max_num_seqs,
             max_num_batched_tokens=composition.max_num_batched_tokens,

@@ -15,7 +15,7 @@ from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.queue import Queue
 from pegboard.engine.step_builder import Plan, PlannedStep
 from pegboard.errors import EngineError, RequestError
-from pegboard.interfaces.kv_allocator import KVLedger
+from pegboard.interfaces.kv_allocator import KVLedger, SharedPages
 from pegboard.interfaces.observer import (
     ErrorHappened,
     LoadChanged,
@@ -44,7 +44,12 @@ class EngineCore:
         self._queue = Queue(parts.max_num_seqs)
         self._observers = Observers(parts.observers)
         self._prefixes = Prefixes(
-            parts.prefix_cache, parts.allocator, parts.groups, self._note_cache_mistake
+            parts.prefix_cache,
+            parts.allocator
+            if parts.caches_prefixes and isinstance(parts.allocator, SharedPages)
+            else None,
+            parts.groups,
+            self._note_cache_mistake,
         )
         self._intake = Intake(parts, self._prefixes)
         self._committer = Committer(parts, self._queue, self._prefixes, self._observers)

@@ -36,6 +36,7 @@ class EngineParts:
         groups: KV groups, in the order of the executor's block tables.
         num_blocks: pages of each group, page 0 included.
         allocator, prefix_cache, scheduler, policy, executor: one each; not shared between engines.
+        caches_prefixes: whether the prefix cache ever knows one; if not, it is not asked.
         observers: told of events, in this order.
         max_num_seqs: most running sequences.
         max_num_batched_tokens: most tokens a step, draft nodes included.
@@ -68,3 +69,4 @@ class EngineParts:
     make_detokenizer: Callable[[], Detokenizer] | None
     processor_params: Callable[[SamplingParams], dict[str, dict[str, Any]]]
     seed: int | None
+    caches_prefixes: bool = True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pegboard.engine.page_contents import PageContents, num_unseen_blocks
 from pegboard.interfaces.kv import KVGroup
-from pegboard.interfaces.kv_allocator import Growth, KVAllocator, SharedPages
+from pegboard.interfaces.kv_allocator import Growth, SharedPages
 from pegboard.interfaces.prefix_cache import Hit, Prefix, PrefixCache
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Prefixes:
-    """Known beginnings of sequences. Without an allocator that shares pages there are none.
+    """Known beginnings of sequences. Without pages that can be shared there are none.
 
     What the cache says is checked against what the engine knows of each page; a hit that does not
     hold is a miss, and `on_mistake` is told.
@@ -30,14 +30,14 @@ class Prefixes:
     def __init__(
         self,
         cache: PrefixCache,
-        allocator: KVAllocator,
+        pages: SharedPages | None,
         groups: tuple[KVGroup, ...],
         on_mistake: Callable[[str], None],
     ) -> None:
         self._on_mistake = on_mistake
         self._contents = PageContents(groups)
         self._cache = cache
-        self._pages = allocator if isinstance(allocator, SharedPages) else None
+        self._pages = pages
         self._groups = groups
         self._block_sizes = tuple(group.block_size for group in groups)
         self.stride = lcm(*self._block_sizes)
