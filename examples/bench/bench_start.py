@@ -19,8 +19,9 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
-from report import circumstances
+from report import circumstances, markdown, write_table
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "configs" / "quickstart.yaml"
@@ -44,7 +45,19 @@ def main() -> None:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"ready {result['median_beyond_import_s']:.2f} s beyond `import torch`")
+    write_table(HERE / "README.md", "bench_start", table(result))
+
+
+def table(result: dict[str, Any]) -> str:
+    """The Markdown table of a result."""
+    ready, torch = (statistics.median(result[key]) for key in ("ready_s", "import_torch_s"))
+    rows = [[f"{ready:.2f}", f"{torch:.2f}", f"{result['median_beyond_import_s']:.2f}"]]
+    below = (
+        f"Seconds, medians of {len(result['ready_s'])} starts of `{result['config']}`;"
+        f" {result['cpu']}; load of the machine before it: {result['load_before']}."
+        " Data: `results/start.json`."
+    )
+    return f"{markdown(['ready', 'import torch', 'ready beyond it'], rows)}\n\n{below}"
 
 
 def seconds_to_import_torch() -> float:
