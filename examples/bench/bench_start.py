@@ -71,7 +71,8 @@ def seconds_to_ready(config: Path) -> float:
     """Of a server, from its command to its first good answer; it is stopped afterwards."""
     port = _free_port()
     begin = time.perf_counter()
-    command = [Path(sys.executable).with_name("serve"), "--config", config, "--port", str(port)]
+    program = Path(sys.executable).with_name("serve")
+    command: list[str | Path] = [program, "--config", config, "--port", str(port)]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         while not _is_ready(port):

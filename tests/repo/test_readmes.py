@@ -128,12 +128,17 @@ def _healthy(port: int) -> bool:
         return False
 
 
-def test_the_curl_example_is_answered(port: int) -> None:
+def test_the_curl_examples_are_answered(port: int) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    (command,) = commands(ROOT / "README.md", "curl")
-    answer = run(shlex.split(command.replace(":8000", f":{port}")))
-    assert "Paris" in answer and '"finish_reason"' in answer
+    shown = commands(ROOT / "README.md", "curl")
+    chat, models, metrics = (
+        run(["curl", "--silent", *shlex.split(command.replace(":8000", f":{port}"))[1:]])
+        for command in shown
+    )
+    assert "Paris" in chat and '"finish_reason"' in chat
+    assert '"data"' in models
+    assert "pegboard_num_requests_running" in metrics
 
 
 def test_the_openai_example_is_answered(port: int) -> None:
