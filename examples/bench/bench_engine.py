@@ -151,7 +151,8 @@ def table(result: dict[str, Any], ours: str) -> str:
         f"largest round; above 1, {ours} is faster. Measured in the same run: "
         f"{machine[f'read_gb_s_{threads}t']:.1f} GB/s read, "
         f"{_gflop_s(machine, threads):.0f} GFLOP/s; load of the machine before it: "
-        f"{result['load_before']:.1f}. Data: `examples/bench/results/`."
+        f"{result['load_before']:.1f}. Peak memory, MB: {_peaks(result, (ours, *peers))}."
+        " Data: `examples/bench/results/`."
     )
     return f"{markdown(head, rows)}\n\n{below}"
 
@@ -228,6 +229,15 @@ def _limits(case: str, models: Path, machine: dict[str, Any], threads: int) -> d
         "decode_s": (gen_len - 1) * max(read, 2 * batch * weights / flops),
         "prefill_s": max(read, 2 * batch * prompt_len * (weights - head) / flops),
     }
+
+
+def _peaks(result: dict[str, Any], names: Sequence[str]) -> str:
+    """Each engine's most resident memory over all cases."""
+    peaks = {
+        name: max(run["peak_rss_mb"] for case in result["cases"].values() for run in case[name])
+        for name in names
+    }
+    return ", ".join(f"{name} {peak:.0f}" for name, peak in peaks.items())
 
 
 def _gflop_s(machine: dict[str, Any], threads: int) -> float:

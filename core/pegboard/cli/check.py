@@ -10,6 +10,7 @@ import typer
 
 from pegboard.config import Config
 from pegboard.errors import CompositionRefused, UserError
+from pegboard.interfaces.kernel import JOINT_OPERATIONS
 from pegboard.planner.ledger import Ledger
 from pegboard.plugins.composition import Composition, KernelChoice, Part
 
@@ -91,7 +92,10 @@ def _part(config: Config, why: Mapping[str, str], interface: str, part: Part) ->
 
 
 def _kernel(config: Config, choice: KernelChoice) -> dict[str, Any]:
-    if choice.named:
+    if choice.operation in JOINT_OPERATIONS:
+        joined = ", ".join(JOINT_OPERATIONS[choice.operation])
+        why = f"joins {joined} and attention, in layers without biases and norms of q and k"
+    elif choice.named:
         why = "named in the config"
     elif config.numerics == "fast":
         why = "highest priority of what fits"

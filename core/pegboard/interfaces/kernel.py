@@ -37,7 +37,7 @@ class KernelContext:
     """What a kernel's factory gets.
 
     Attributes:
-        operation: one of `OPERATIONS`.
+        operation: one of `OPERATIONS` or `JOINT_OPERATIONS`.
         format: weight format, `float` where the operation has no weight.
         activation_dtype: `float32`, `bfloat16`, ...
         device: `cpu` or `cuda`.

@@ -145,10 +145,11 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def torch_threads(self) -> int:
-        """Threads that torch may use on a CPU: one where the linear layers' kernels bring their own,
+        """Threads that torch may use on a CPU: one where linear layers and attention bring their own,
         which torch's would only disturb."""
-        linear = [choice.part for choice in self.kernels if choice.operation == "linear"]
-        bring_their_own = all("own_threads" in part.entry.promises for part in linear)
+        busy = [choice.part for choice in self.kernels if choice.operation == "linear"]
+        busy.append(self.parts["attention"])
+        bring_their_own = all("own_threads" in part.entry.promises for part in busy)
         return 1 if bring_their_own else self.num_threads
 
     @property

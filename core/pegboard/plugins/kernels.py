@@ -95,7 +95,10 @@ def _joint(
     if (operation, joined[0].part.name) in search.unusable:
         return None
     formats = {choice.format for choice in joined}
+    needs_invariance = all(choice.row_invariant for choice in joined)
     for offered in joined[0].part.entry.operations:
+        if needs_invariance and not offered.row_invariant:
+            continue
         if formats <= set(offered.formats) and search.serves(offered, (operation, "float")):
             needed = (operation, "float")
             return search.choice(joined[0].part, offered, needed, named=False)

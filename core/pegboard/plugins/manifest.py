@@ -97,8 +97,8 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         options: pydantic model of its options.
         requires: what it needs.
         promises: `row_invariant`, or features that others may require (`sharing`, `query_mask`,
-            `window`, `soft_cap`, `lse`), or of a kernel family `own_threads`: where it runs the
-            linear layers, torch computes with one thread.
+            `window`, `soft_cap`, `lse`), or of kernels and attention `own_threads`: where what
+            runs linear layers and attention promises it, torch computes with one thread.
         priority: for `auto`, the highest that fits wins; negative: never by `auto`.
         estimate: torch-free function of a `Workload`: bytes beside weights and KV.
         files, describe: of a checkpoint source; `describe` of a model too.

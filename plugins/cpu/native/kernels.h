@@ -33,7 +33,6 @@ struct Kernels {
                  const float* cos, const float* sin, float* out);
   void (*attend)(Attention& attention, int64_t layer, const AttentionCall& call);
 
-
   // Outputs of a packed weight's panel (linear.inl).
   int linear_panel_width;
   void (*linear_pack)(Pool& pool, int64_t out_features, int64_t in_features, const float* weight,

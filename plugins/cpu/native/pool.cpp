@@ -51,6 +51,10 @@ Pool::~Pool() {
 
 void Pool::dispatch(int num_tasks, const void* task, Call call) {
   std::lock_guard<std::mutex> alone(callers_);
+  if (static_cast<uint64_t>(num_tasks) + num_threads() >= Ticket::kMask) {  // more than one can count
+    for (int index = 0; index < num_tasks; ++index) call(task, index, 0);
+    return;
+  }
   task_ = task;
   call_ = call;
   num_unfinished_.store(num_tasks);

@@ -33,6 +33,7 @@ class _Layer:
     def __init__(self, handle: int, parts: DecoderLayerParts, attention: int) -> None:
         self.handle = handle
         self.attention = attention
+        self.hidden_size = parts.norm.shape[0]
         self._parts = parts
         self._destroy = function("pb_decoder_layer_destroy", None, POINTER)
 
@@ -68,10 +69,20 @@ class CPUDecoderLayer(DecoderLayerKernel):
             return None
         qkv, o, gate_up, down = (cast(Panels, weight) for weight in weights)
         rotary, shape = parts.rotary, parts.attention
+        attended = shape.num_heads * shape.head_dim
+        hidden_size, mlp_size = qkv.in_features, down.in_features
+        sizes = [(weight.out_features, weight.in_features) for weight in (qkv, o, gate_up, down)]
+        assert sizes == [
+            (attended + 2 * shape.num_kv_heads * shape.head_dim, hidden_size),
+            (hidden_size, attended),
+            (2 * mlp_size, hidden_size),
+            (hidden_size, mlp_size),
+        ], f"weights of {sizes} make no layer of {shape}"
+        assert parts.norm.is_contiguous() and parts.norm.shape == (hidden_size,)
         handle = self._create(
             *(parts.layer, shape.num_heads, shape.num_kv_heads, shape.head_dim),
             *(qkv.address, o.address, gate_up.address, down.address),
-            *(qkv.in_features, down.in_features, parts.norm.data_ptr(), parts.eps),
+            *(hidden_size, mlp_size, parts.norm.data_ptr(), parts.eps),
             *((0, 0, 0) if rotary is None else _addresses(rotary)),
         )
         return PackedWeight(_Layer(handle, parts, parts.backend.handle))
@@ -80,6 +91,8 @@ class CPUDecoderLayer(DecoderLayerKernel):
         self, packed: PackedWeight, hidden: torch.Tensor, residual: torch.Tensor
     ) -> torch.Tensor:
         layer = cast(_Layer, packed)
+        assert hidden.shape == residual.shape and hidden.shape[1] == layer.hidden_size
+        assert hidden.dtype == residual.dtype == torch.float32
         assert hidden.is_contiguous() and residual.is_contiguous(), "rows do not lie together"
         out = torch.empty_like(hidden)
         self._run(
