@@ -24,9 +24,9 @@ from pegboard.testing.invariance import (
     run_case,
 )
 
-MAX_MODEL_LEN = 256
-NEEDS_PREEMPTION = 30 * 2 * 3 * 64 * 4 * (MAX_MODEL_LEN + 64)
-"""Bytes of KV of two longest sequences: layers x (k, v) x heads x elements x float32 x tokens."""
+MAX_MODEL_LEN = 160
+NEEDS_PREEMPTION = 30 * 2 * 3 * 64 * 4 * (4 * MAX_MODEL_LEN)
+"""Bytes of KV of four longest sequences: layers x (k, v) x heads x elements x float32 x tokens."""
 
 WAYS: dict[str, dict[str, Any]] = {
     "plenty": {},
@@ -56,7 +56,7 @@ def prompts() -> tuple[tuple[int, ...], ...]:
     """Of many lengths; the longer ones begin alike."""
     random_ids = random.Random(5)
     known = [random_ids.randrange(100, 49152) for _ in range(20)]
-    lengths = (1, 2, 17, 40, 200, 3, 48, 150, 25)
+    lengths = (1, 2, 17, 140, 33, 3, 48, 8, 25)
     return tuple(
         tuple((known if n > 20 else []) + [random_ids.randrange(100, 49152) for _ in range(n)])[:n]
         for n in lengths
@@ -65,7 +65,7 @@ def prompts() -> tuple[tuple[int, ...], ...]:
 
 def params() -> list[SamplingParams]:
     """Greedy, and sampled with filters; 33 sequences."""
-    common: dict[str, Any] = {"max_tokens": 8, "logprobs": 2, "ignore_eos": True}
+    common: dict[str, Any] = {"max_tokens": 6, "logprobs": 2, "ignore_eos": True}
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0, "seed": 11, "n": 9},
@@ -119,12 +119,12 @@ def test_the_composition_promises_it(bundled_model: str) -> None:
         assert engine.prepared.composition.numerics == "invariant"
 
 
-@pytest.mark.parametrize("row", ROWS[:3], ids=str)
+@pytest.mark.parametrize("row", ROWS[1:3], ids=str)
 def test_some_ways_to_run(bundled_model: str, alone: Traces, row: dict[str, Any]) -> None:
     check(bundled_model, alone, row)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS[3:], ids=str)
+@pytest.mark.parametrize("row", ROWS[:1] + ROWS[3:], ids=str)
 def test_every_pair_of_ways_to_run(bundled_model: str, alone: Traces, row: dict[str, Any]) -> None:
     check(bundled_model, alone, row)

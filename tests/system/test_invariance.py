@@ -217,7 +217,7 @@ def counted(model: Path, case: Case, **objects: Any) -> Counting:
 
 def test_a_small_pool_does_preempt(tiny_models: dict[str, Path]) -> None:
     case = Case(batch=17, chunk=64, pool=NEEDS_PREEMPTION)
-    assert counted(tiny_models["llama"], case).num_preempted > 3
+    assert counted(tiny_models["llama"], case).num_preempted > 1
 
 
 def test_a_chunk_is_of_one_sequence(tiny_models: dict[str, Path]) -> None:

@@ -5,20 +5,21 @@
 
         @pytest.fixture
         def make(self):
-            return my_kernel                # called with a KernelContext, for each of the family
+            return my_kernel                # called with a KernelContext for each of the family
 
         @pytest.fixture
         def make_attention(self):
             return MyBackend                # called with an AttentionContext
 
-The reference is the family itself, one operation at a time: whether those are right is what their own
+The reference is the same family, one operation at a time: whether those are right is what their own
 suites ask. Outputs, residuals and KV are compared bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -27,17 +28,12 @@ from pegboard.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
     AttentionContext,
+    RotaryTable,
 )
-from pegboard.interfaces.kernel import (
-    DecoderLayerKernel,
-    DecoderLayerParts,
-    LinearKernel,
-    PackedWeight,
-    RMSNormKernel,
-    SiluMulKernel,
-)
+from pegboard.interfaces.kernel import DecoderLayerParts, KernelContext, PackedWeight
 from pegboard.interfaces.kv import KVGroup, TensorSpec
 from pegboard.interfaces.model import AttentionShape
+from pegboard.interfaces.quantizer import LinearWeight
 from pegboard.testing.attention import MakeBackend, shape
 from pegboard.testing.attention_reference import ReferenceRotary
 from pegboard.testing.kernels import KernelContract, MakeKernel
@@ -45,121 +41,189 @@ from pegboard.testing.kernels import KernelContract, MakeKernel
 if TYPE_CHECKING:
     import torch
 
-HIDDEN_SIZE, MLP_SIZE, NUM_LAYERS = 40, 72, 2
-BLOCK_SIZE, MAX_POSITION = 16, 160
+HIDDEN_SIZE, MLP_SIZE, NUM_LAYERS, EPS = 40, 72, 2, 1e-5
+BLOCK_SIZE, MAX_BLOCKS, MAX_ROWS = 16, 10, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Operations:
-    """What a layer runs by, where it is not joined."""
+class Family:
+    """Kernels and the attention backend that go together, for one activation dtype."""
 
-    linear: LinearKernel
-    norm: RMSNormKernel
-    silu: SiluMulKernel
+    make: MakeKernel
+    make_attention: MakeBackend
+    layout: Callable[[KVGroup], Sequence[TensorSpec]]
+    dtype: str
+    device: str
+
+    def kernel(self, operation: str) -> Any:
+        """The kernel of an operation."""
+        return self.make(KernelContext(operation, "float", self.dtype, self.device, 1))
+
+    def random(self, *size: int, seed: int) -> torch.Tensor:
+        """Normal numbers."""
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randn(size, generator=generator, dtype=torch.float64)
+        return values.to(self.device, getattr(torch, self.dtype))
 
 
 class PagedLayers:
-    """Two layers over KV of their own.
+    """Two layers over KV of their own; the same arguments give the same weights.
+
+    Args:
+        family: what they run by.
+        attention: of both.
+        rotary_dim: elements of a head that are rotated; 0: no rotation.
 
     Attributes:
         parts: of each layer.
         kv: what the pages hold, by layer and tensor.
     """
 
-    def __init__(
-        self,
-        operations: Operations,
-        backend: AttentionBackend,
-        kv: Sequence[dict[str, torch.Tensor]],
-        parts: Sequence[DecoderLayerParts],
-    ) -> None:
-        self.parts = parts
-        self.kv = kv
-        self._operations = operations
-        self._backend = backend
-        self._lengths: list[int] = []
-        backend.bind(kv)
+    def __init__(self, family: Family, attention: AttentionShape, rotary_dim: int) -> None:
+        self.family = family
+        self.linear, self.norm = family.kernel("linear"), family.kernel("rms_norm")
+        self.silu = family.kernel("silu_mul")
+        self._lengths = [0] * MAX_ROWS
+        group = KVGroup(
+            tuple(range(NUM_LAYERS)),
+            attention.num_kv_heads,
+            attention.head_dim,
+            BLOCK_SIZE,
+            attention.window,
+            "none",
+            family.dtype,
+        )
+        context = AttentionContext(
+            (attention,) * NUM_LAYERS,
+            (group,),
+            MAX_ROWS,
+            family.dtype,
+            family.device,
+            1,
+            ReferenceRotary(),
+        )
+        self.backend = family.make_attention(context)
+        self.kv = [self._pages(family.layout(group)) for _ in range(NUM_LAYERS)]
+        self.backend.bind(self.kv)
+        rotary = self._rotary(rotary_dim) if rotary_dim else None
+        self.parts = [self._parts(layer, attention, rotary) for layer in range(NUM_LAYERS)]
 
-    def begin(self, row_lengths: Sequence[int]) -> int:
-        """Readies a step of so many tokens of each row; returns how many that is."""
+    def _pages(self, specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
         import torch
 
-        lengths = self._lengths or [0] * len(row_lengths)
-        ends = [start + count for start, count in zip(lengths, row_lengths, strict=True)]
-        positions = [p for start, end in zip(lengths, ends, strict=True) for p in range(start, end)]
-        device = self.parts[0].norm.device
-        pages = torch.arange(1, 1 + len(ends) * (MAX_POSITION // BLOCK_SIZE), dtype=torch.int32)
-        self._backend.prepare(
+        pages = {}
+        for spec in specs:
+            size = (1 + MAX_ROWS * MAX_BLOCKS, *spec.shape)
+            dtype = getattr(torch, spec.dtype)
+            pages[spec.name] = torch.zeros(size, dtype=dtype, device=self.family.device)
+        return pages
+
+    def _rotary(self, rotary_dim: int) -> RotaryTable:
+        import torch
+
+        positions = torch.arange(BLOCK_SIZE * MAX_BLOCKS, dtype=torch.float64)
+        angles = torch.outer(positions, torch.linspace(1, 0.01, rotary_dim // 2).double())
+        dtype = torch.float64 if self.family.dtype == "float64" else torch.float32
+        cos, sin = (table.to(self.family.device, dtype) for table in (angles.cos(), angles.sin()))
+        return RotaryTable(cos, sin)
+
+    def _parts(
+        self, layer: int, attention: AttentionShape, rotary: RotaryTable | None
+    ) -> DecoderLayerParts:
+        attended = attention.num_heads * attention.head_dim
+        joined = attended + 2 * attention.num_kv_heads * attention.head_dim
+        return DecoderLayerParts(
+            layer,
+            attention,
+            self.backend,
+            rotary,
+            qkv=self._weight(joined, HIDDEN_SIZE, seed=layer),
+            o=self._weight(HIDDEN_SIZE, attended, seed=10 + layer),
+            gate_up=self._weight(2 * MLP_SIZE, HIDDEN_SIZE, seed=20 + layer),
+            down=self._weight(HIDDEN_SIZE, MLP_SIZE, seed=30 + layer),
+            norm=self.family.random(HIDDEN_SIZE, seed=40 + layer),
+            eps=EPS,
+        )
+
+    def _weight(self, out_features: int, in_features: int, seed: int) -> PackedWeight:
+        values = self.family.random(out_features, in_features, seed=seed) / in_features**0.5
+        weight = LinearWeight("float", (out_features, in_features), values=values)
+        packed: PackedWeight = self.linear.prepare(weight)
+        return packed
+
+    def begin(self, row_lengths: Sequence[int]) -> None:
+        """Readies a step of so many tokens of each row. Pages of a row do not follow each other."""
+        import torch
+
+        starts = self._lengths[: len(row_lengths)]
+        ends = [start + length for start, length in zip(starts, row_lengths, strict=True)]
+        positions = [
+            torch.arange(start, end, device=self.family.device)
+            for start, end in zip(starts, ends, strict=True)
+        ]
+        pages = 1 + torch.arange(MAX_ROWS * MAX_BLOCKS, dtype=torch.int32)
+        table = pages.view(MAX_BLOCKS, MAX_ROWS).T[: len(ends)].contiguous()
+        self.backend.prepare(
             AttentionBatch(
-                positions=torch.tensor(positions, device=device),
+                positions=torch.cat(positions),
                 query_starts=torch.tensor([0, *row_lengths]).cumsum(0),
-                num_computed=torch.tensor(lengths),
-                # A row's pages do not follow each other.
-                block_tables=(pages.view(-1, len(ends)).T.contiguous().to(device),),
+                num_computed=torch.tensor(starts),
+                block_tables=(table.to(self.family.device),),
             )
         )
-        self._lengths = ends
-        return len(positions)
+        self._lengths[: len(ends)] = ends
 
-    def joint(
-        self, kernel: DecoderLayerKernel, layers: Sequence[PackedWeight], x: torch.Tensor
+    def run(
+        self,
+        h: torch.Tensor,
+        layers: Sequence[Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]],
     ) -> list[torch.Tensor]:
-        """Each layer's output and residual, each layer in one call."""
-        results: list[torch.Tensor] = []
-        hidden, residual = self._first(x)
-        for packed in layers:
-            output = kernel.decoder_layer(packed, hidden, residual)
-            results += [output.clone(), residual.clone()]
-            hidden, residual = self._next(output, residual)
-        return results
+        """Output and residual of each layer, of (hidden, residual) -> (output, residual)."""
+        norm, found = self.parts[0].norm, list[Any]()
+        hidden, residual = self.norm.rms_norm(h, norm, EPS), h.clone()
+        for layer in layers:
+            output, residual = layer(hidden, residual)
+            found += [output.clone(), residual.clone()]
+            hidden, residual = self.norm.add_rms_norm(output, residual, norm, EPS)
+        return found
 
-    def one_by_one(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """The same, by the operations that a layer joins."""
-        run, results = self._operations, list[Any]()
-        hidden, residual = self._first(x)
-        for parts in self.parts:
-            heads, kv_heads = parts.attention.num_heads, parts.attention.num_kv_heads
-            qkv = run.linear.linear(hidden, parts.qkv)
-            heads_of_qkv = qkv.view(qkv.shape[0], -1, parts.attention.head_dim)
-            q, k, v = heads_of_qkv.split_with_sizes([heads, kv_heads, kv_heads], dim=1)
-            attended = parts.backend.forward(parts.layer, q, k, v, parts.rotary).flatten(1)
-            hidden, residual = run.norm.add_rms_norm(
-                run.linear.linear(attended, parts.o), residual, parts.norm, parts.eps
-            )
-            gate, up = run.linear.linear(hidden, parts.gate_up).chunk(2, dim=1)
-            output = run.linear.linear(run.silu.silu_mul(gate, up), parts.down)
-            results += [output.clone(), residual.clone()]
-            hidden, residual = self._next(output, residual)
-        return results
-
-    def _first(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        norm, eps = self.parts[0].norm, self.parts[0].eps
-        return self._operations.norm.rms_norm(x.clone(), norm, eps), x.clone()
-
-    def _next(
-        self, output: torch.Tensor, residual: torch.Tensor
+    def one_by_one(
+        self, parts: DecoderLayerParts, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        norm, eps = self.parts[0].norm, self.parts[0].eps
-        return self._operations.norm.add_rms_norm(output, residual, norm, eps)
+        """(output, residual) of a layer by the operations that it joins."""
+        attention = parts.attention
+        heads = [attention.num_heads, attention.num_kv_heads, attention.num_kv_heads]
+        qkv = self.linear.linear(hidden, parts.qkv).view(-1, sum(heads), attention.head_dim)
+        q, k, v = qkv.split_with_sizes(heads, dim=1)
+        attended = self.backend.forward(parts.layer, q, k, v, parts.rotary).flatten(1)
+        output = self.linear.linear(attended, parts.o)
+        hidden, residual = self.norm.add_rms_norm(output, residual, parts.norm, parts.eps)
+        gate, up = self.linear.linear(hidden, parts.gate_up).chunk(2, dim=1)
+        return self.linear.linear(self.silu.silu_mul(gate, up), parts.down), residual
 
 
 class ForeignBackend(AttentionBackend):
-    """Of another plugin: nobody's kernel knows its pages."""
+    """Another plugin's: no kernel knows its pages."""
 
     def bind(self, kv: Any) -> None: ...
+
     def prepare(self, batch: AttentionBatch) -> None: ...
+
     def forward(self, *args: Any, **options: Any) -> torch.Tensor:
         raise NotImplementedError
 
     def copy_blocks(self, group: int, source: torch.Tensor, target: torch.Tensor) -> None: ...
+
     def move_slots(self, group: int, source: torch.Tensor, target: torch.Tensor) -> None: ...
 
 
 class DecoderLayerContract(KernelContract):
-    """A joint call is its operations.
+    """A joint call has the bits of its operations.
 
     Attributes:
-        shapes: attention of layers under test; without a window for a backend that has none.
+        shapes: attention under test; without a window where the backend knows none.
     """
 
     operation = "decoder_layer"
@@ -179,101 +243,58 @@ class DecoderLayerContract(KernelContract):
         """The factory of the attention backend that the kernel goes with."""
         raise NotImplementedError("override the fixture `make_attention`")
 
+    @pytest.fixture
+    def families(self, make: MakeKernel, make_attention: MakeBackend) -> list[Family]:
+        """The family under test, for each activation dtype."""
+        return [
+            Family(make, make_attention, self.layout, dtype, self.device) for dtype in self.dtypes
+        ]
+
     @pytest.mark.parametrize("row_lengths", [(1,), (5,), (130,), (3, 1, 130)], ids=str)
-    def test_a_joint_call_has_the_bits_of_its_operations(
-        self, make: MakeKernel, make_attention: MakeBackend, row_lengths: tuple[int, ...]
+    def test_a_joint_call_is_its_operations(
+        self, families: list[Family], row_lengths: tuple[int, ...]
     ) -> None:
-        for dtype in self.dtypes:
+        for family in families:
             for attention in self.shapes:
-                self.check(make, make_attention, dtype, attention, 1, row_lengths)
+                self.check(family, attention, attention.head_dim, row_lengths)
 
     @pytest.mark.parametrize("part", ["half", "none"])
-    def test_partial_and_no_rotation(
-        self, make: MakeKernel, make_attention: MakeBackend, part: str
-    ) -> None:
-        rotated = 0.5 if part == "half" else 0.0
-        self.check(make, make_attention, self.dtypes[0], self.shapes[0], rotated, (5,))
+    def test_partial_and_no_rotation(self, families: list[Family], part: str) -> None:
+        for family in families:
+            rotary_dim = self.shapes[0].head_dim // 2 if part == "half" else 0
+            self.check(family, self.shapes[0], rotary_dim, (5, 2))
 
     def test_a_layer_over_a_foreign_attention_backend_is_left_alone(
-        self, make: MakeKernel, make_attention: MakeBackend
+        self, families: list[Family]
     ) -> None:
-        for dtype in self.dtypes:
-            kernel = self.kernel(make, dtype)
-            layers = self.layers(make, make_attention, dtype, self.shapes[0])
+        for family in families:
+            layers = PagedLayers(family, self.shapes[0], self.shapes[0].head_dim)
             foreign = replace(layers.parts[0], backend=ForeignBackend())
-            assert kernel.prepare(foreign) is None
+            assert family.kernel("decoder_layer").prepare(foreign) is None
 
     def check(
-        self,
-        make: MakeKernel,
-        make_attention: MakeBackend,
-        dtype: str,
-        attention: AttentionShape,
-        rotated: float,
-        row_lengths: Sequence[int],
+        self, family: Family, attention: AttentionShape, rotary_dim: int, row_lengths: Sequence[int]
     ) -> None:
-        """A prefill and two steps that decode, in both ways."""
+        """Runs a prefill and two tokens more of each row, joined and one by one."""
         import torch
 
-        kernel = self.kernel(make, dtype)
-        joined, plain = (
-            self.layers(make, make_attention, dtype, attention, rotated) for _ in range(2)
-        )
-        packed = [kernel.prepare(parts) for parts in joined.parts]
-        assert all(layer is not None for layer in packed), "a layer of its own backend is refused"
-        for step, counts in enumerate([row_lengths, *[[1] * len(row_lengths)] * 2]):
-            assert joined.begin(counts) == plain.begin(counts)
-            x = self.random(sum(counts), HIDDEN_SIZE, dtype=dtype, seed=20 + step)
-            expected = plain.one_by_one(x)
-            got = joined.joint(kernel, packed, x)
-            names = [f"{name} {i}" for i in range(NUM_LAYERS) for name in ("output", "residual")]
-            for name, one, other in zip(names, got, expected, strict=True):
-                assert torch.equal(one, other), f"{dtype}, {attention}, step {step}: {name}"
-        for mine, theirs in zip(joined.kv, plain.kv, strict=True):
-            assert all(torch.equal(mine[name], theirs[name]) for name in theirs), "other KV"
+        kernel = family.kernel("decoder_layer")
+        joint, plain = (PagedLayers(family, attention, rotary_dim) for _ in range(2))
+        packed = [kernel.prepare(parts) for parts in joint.parts]
+        assert all(layer is not None for layer in packed), "a layer over its own backend is refused"
 
-    def layers(
-        self,
-        make: MakeKernel,
-        make_attention: MakeBackend,
-        dtype: str,
-        attention: AttentionShape,
-        rotated: float = 1.0,
-    ) -> PagedLayers:
-        """Two layers; the same arguments give the same weights.
+        def call(
+            layer: PackedWeight, hidden: torch.Tensor, residual: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            return kernel.decoder_layer(layer, hidden, residual), residual
 
-        Args:
-            rotated: share of a head's elements that are rotated.
-        """
-        import torch
-
-        group = KVGroup(
-            tuple(range(NUM_LAYERS)),
-            attention.num_kv_heads,
-            attention.head_dim,
-            BLOCK_SIZE,
-            attention.window,
-            "none",
-            dtype,
-        )
-        shapes = (attention,) * NUM_LAYERS
-        backend = make_attention(
-            AttentionContext(shapes, (group,), 4, dtype, self.device, 1, ReferenceRotary())
-        )
-        num_pages = 1 + 4 * (MAX_POSITION // BLOCK_SIZE)
-        kv = [
-            {
-                spec.name: torch.zeros(
-                    num_pages, *spec.shape, dtype=getattr(torch, spec.dtype), device=self.device
-                )
-                for spec in self.layout(group)
-            }
-            for _ in shapes
-        ]
-        operations = self.operations(make, dtype)
-        table = self.rotary(dtype, round(attention.head_dim * rotated) // 2)
-        parts = [
-            self.parts(operations.linear, backend, attention, layer, table, dtype)
-            for layer in range(NUM_LAYERS)
-        ]
-        return PagedLayers(operations, backend, kv, parts)
+        for step, lengths in enumerate([row_lengths, *[[1] * len(row_lengths)] * 2]):
+            h = family.random(sum(lengths), HIDDEN_SIZE, seed=50 + step)
+            joint.begin(lengths)
+            got = joint.run(h, [partial(call, layer) for layer in packed])
+            plain.begin(lengths)
+            expected = plain.run(h, [partial(plain.one_by_one, parts) for parts in plain.parts])
+            same = [torch.equal(one, other) for one, other in zip(got, expected, strict=True)]
+            assert all(same), f"{family.dtype}, {attention}, step {step}: {same}"
+        for mine, theirs in zip(joint.kv, plain.kv, strict=True):
+            assert all(torch.equal(mine[name], theirs[name]) for name in theirs), "KV differs"

@@ -1,9 +1,10 @@
-"""Calls every function of a built library at odd shapes, with numpy alone, and checks what it wrote.
+"""Calls the operations of a built library at odd shapes, with numpy alone, and checks what they wrote.
 
-    python native_calls.py libpegboard_cpu.so
+    python -m tests.native_calls libpegboard_cpu.so
 
 Made to run under a sanitizer: arrays are exactly as large as what a function may touch, so that one
-element more is an error, and nothing but this file and numpy is in the process.
+element more is an error, and nothing but this file and numpy is in the process. Attention and whole
+layers are in native_layers.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -119,7 +119,7 @@ def check_linear(library: Library, pool: int) -> None:
         weight = spread((outputs, inputs), 3)
         packed = poisoned(library.number("pb_linear_packed_size", outputs, inputs))
         library.call("pb_linear_pack", pool, outputs, inputs, *placed(weight), packed)
-        for num_rows in (1, 2, 3, 5, 13, 40, 100):
+        for num_rows in (1, 2, 3, 5, 13, 40, 100, 150):
             x, y = spread((num_rows, inputs), 1), poisoned(num_rows, outputs)
             library.call("pb_linear", pool, num_rows, outputs, inputs, *placed(x), packed, y)
             np.testing.assert_allclose(y, x.astype(np.float64) @ weight.T, rtol=1e-4, atol=1e-4)
@@ -153,141 +153,6 @@ def check_sample(library: Library, pool: int) -> None:
                 np.testing.assert_array_equal(tokens, logits.argmax(axis=1))
 
 
-@dataclass(frozen=True)
-class AttentionShape:
-    """A layer: query heads a KV head, and what KVGroup says."""
-
-    group: int
-    num_kv_heads: int
-    head_dim: int
-    window: int
-    soft_cap: float
-
-
-class PagedRows:
-    """Rows of tokens in pages of one layer, and all their keys and values in the open.
-
-    Args:
-        library, handle: whose attention it is.
-        shape: what it was made with.
-        table: page ids [num_rows, max_blocks].
-    """
-
-    def __init__(
-        self, library: Library, handle: int, shape: AttentionShape, table: NDArray[np.int32]
-    ) -> None:
-        self.library = library
-        self.handle = handle
-        self.shape = shape
-        self.table = table
-        self.keys: list[list[Floats]] = [[] for _ in table]
-        self.values: list[list[Floats]] = [[] for _ in table]
-        self.positions: list[list[int]] = [[] for _ in table]
-
-    def step(self, lengths: Sequence[int], trees: NDArray[np.uint8] | None = None) -> None:
-        """Feeds as many tokens to each row, and compares with the formula."""
-        shape = self.shape
-        num_heads = shape.group * shape.num_kv_heads
-        computed = np.array([len(row) for row in self.keys])
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        rows = np.repeat(np.arange(len(lengths)), lengths)
-        seen = ancestors_of_chains(lengths) if trees is None else trees
-        positions = computed[rows] + seen.sum(axis=1, dtype=np.int64) - 1
-        q, k, v = (
-            spread((len(rows), heads, shape.head_dim), 2)
-            for heads in (num_heads, shape.num_kv_heads, shape.num_kv_heads)
-        )
-        half = shape.head_dim // 2
-        cos, sin = normal(64, half), normal(64, half)
-        self.library.call(
-            "pb_attention_prepare",
-            *(self.handle, 0, len(lengths), positions, starts, computed),
-            *(self.table, self.table.shape[1], trees, seen.shape[1]),
-        )
-        out, lse = poisoned(len(rows), num_heads, shape.head_dim), poisoned(len(rows), num_heads)
-        inputs = placed(q) + placed(k) + placed(v)
-        self.library.call("pb_attention_forward", self.handle, 0, *inputs, cos, sin, half, out, lse)
-        q, k = rotated(q, positions, cos, sin), rotated(k, positions, cos, sin)
-        for t, row in enumerate(rows.tolist()):
-            self.keys[row].append(k[t])
-            self.values[row].append(v[t])
-            self.positions[row].append(int(positions[t]))
-            own = computed[row] + np.flatnonzero(seen[t, : t - starts[row] + 1])
-            expected = self.attended(q[t], row, [*range(computed[row]), *own])
-            close(out[t], expected[0])
-            close(lse[t], expected[1])
-
-    def attended(self, q: Floats, row: int, slots: Sequence[int]) -> tuple[Floats, Floats]:
-        """Output and log of the sum of exponentials of a row's last token, which sees the slots."""
-        shape = self.shape
-        at = self.positions[row]
-        slots = [slot for slot in slots if not shape.window or at[-1] - at[slot] < shape.window]
-        keys, values = (
-            np.stack([of[row][slot] for slot in slots]).repeat(shape.group, axis=1)
-            for of in (self.keys, self.values)
-        )
-        scores = np.einsum("hd,shd->hs", q, keys) * shape.head_dim**-0.5
-        if shape.soft_cap:
-            scores = shape.soft_cap * np.tanh(scores / shape.soft_cap)
-        weights = np.exp(scores)
-        total = weights.sum(axis=1)
-        return np.einsum("hs,shd->hd", weights, values) / total[:, None], np.log(total)
-
-
-def ancestors_of_chains(lengths: Sequence[int]) -> NDArray[np.uint8]:
-    """Each token sees its row's earlier ones, as those of no tree do."""
-    seen = np.zeros((sum(lengths), max(lengths)), dtype=np.uint8)
-    token = 0
-    for length in lengths:
-        seen[token : token + length, :length] = np.tri(length, dtype=np.uint8)
-        token += length
-    return seen
-
-
-def check_attention(library: Library, pool: int) -> None:
-    for (group, num_kv_heads), head_dim, block_size, (window, soft_cap) in product(
-        [(1, 1), (3, 2)], [24, 64, 80], [1, 16], [(0, 0.0), (7, 3.0)]
-    ):
-        shape = AttentionShape(group, num_kv_heads, head_dim, window, soft_cap)
-        padded_dim = (head_dim + 15) // 16 * 16
-        num_blocks = 96 // block_size
-        keys = np.zeros((3 * num_blocks + 1, num_kv_heads, head_dim, block_size), np.float32)
-        values = np.zeros((3 * num_blocks + 1, num_kv_heads, block_size, padded_dim), np.float32)
-        handle = library.number("pb_attention_create", pool)
-        sizes = (num_kv_heads, head_dim, padded_dim, block_size, window, group)
-        library.call("pb_attention_add_group", handle, *sizes)
-        layer = (0, group * num_kv_heads, float(head_dim**-0.5), soft_cap, keys, values)
-        library.call("pb_attention_add_layer", handle, *layer)
-        table = 1 + RANDOM.permutation(3 * num_blocks).astype(np.int32).reshape(3, num_blocks)
-        rows = PagedRows(library, handle, shape, table)
-        rows.step([5, 37, 1])
-        rows.step([3, 1, 40])
-        tree = ancestors_of_chains([1, 5, 1])
-        # two children of the first node, and one more of each
-        for node, parent in ((1, 0), (2, 0), (3, 1), (4, 2)):
-            tree[1 + node] = tree[1 + parent]
-            tree[1 + node, node] = 1
-        rows.step([1, 5, 1], tree)
-        check_moves(library, handle, keys, values, block_size)
-        library.call("pb_attention_destroy", handle)
-
-
-def check_moves(
-    library: Library, handle: int, keys: Floats, values: Floats, block_size: int
-) -> None:
-    num_slots = len(keys) * block_size
-    source, target = RANDOM.permutation(num_slots)[:14].reshape(2, 7).copy()
-    flat = keys.transpose(0, 3, 1, 2).reshape(num_slots, -1).copy()
-    flat[target] = flat[source]
-    library.call("pb_attention_move_slots", handle, 0, 7, source, target)
-    np.testing.assert_array_equal(keys.transpose(0, 3, 1, 2).reshape(num_slots, -1), flat)
-    pages = np.array([3, 1]), np.array([0, 3])
-    wanted = keys[1].copy(), values[1].copy()
-    library.call("pb_attention_copy_pages", handle, 0, 2, *pages)
-    np.testing.assert_array_equal(keys[3], wanted[0])
-    np.testing.assert_array_equal(values[3], wanted[1])
-
-
 def pools(library: Library) -> Iterator[int]:
     for num_threads in (1, 2, 4):
         pool = library.number("pb_pool_create", num_threads)
@@ -301,7 +166,6 @@ def main(path: str) -> None:
         check_elementwise(library, pool)
         check_linear(library, pool)
         check_sample(library, pool)
-        check_attention(library, pool)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from typing import ClassVar
 
 import pytest
 
+from pegboard.testing.attention import MakeBackend
+from pegboard.testing.decoder_layer import DecoderLayerContract
 from pegboard.testing.kernels import (
     KernelContract,
     MakeKernel,
@@ -14,6 +16,8 @@ from pegboard.testing.kernels import (
     SiluMulContract,
 )
 from pegboard.testing.sample import SampleContract
+from pegboard_cpu.attention import CPUAttention
+from pegboard_cpu.attention_layout import layout
 from pegboard_cpu.kernels import cpu_kernel
 
 
@@ -41,3 +45,11 @@ class TestSiluMul(CPU, SiluMulContract):
 
 class TestSample(CPU, SampleContract):
     pass
+
+
+class TestDecoderLayer(CPU, DecoderLayerContract):
+    layout = staticmethod(layout)
+
+    @pytest.fixture
+    def make_attention(self) -> MakeBackend:
+        return CPUAttention

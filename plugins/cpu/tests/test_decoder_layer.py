@@ -5,14 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from pegboard import Engine, SamplingParams
+from pegboard.interfaces.drafter import Drafter, Observation
 from pegboard.interfaces.kernel import KernelContext
+from pegboard.models.layers import JointLayer, LayerBuilder
+from pegboard.step import Drafts, Float32, RowAdmission
+from pegboard.testing.invariance import Case, Traces, differences, run_case
 from pegboard.testing.tiny import write_tiny_model
 from pegboard_cpu.kernels import cpu_kernel
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+NUM_LAYERS = {"llama": 2, "mistral": 2, "qwen2": 0, "qwen3": 0}
+"""Layers that are joined: qwen2 has biases, qwen3 norms of q and k."""
+
+OURS = {"kernels": "cpu", "attention": "cpu", "dtype": "float32"}
+LENGTHS = (1, 5, 64, 127, 128, 129, 147, 300)
+"""Tokens of prompts, around the 128 that a layer takes at once."""
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +75,97 @@ def test_it_runs_where_all_that_it_joins_is_ours(models: dict[str, Path]) -> Non
 def test_over_another_attention_the_operations_run_one_by_one(models: dict[str, Path]) -> None:
     ours = tokens(models["llama"], kernels="cpu", attention="torch", dtype="float32")
     assert ours == tokens(models["llama"], kernels="torch", attention="torch", dtype="float64")
+
+
+@pytest.fixture
+def joint_layers(monkeypatch: pytest.MonkeyPatch) -> set[JointLayer]:
+    """The joint layers that have run."""
+    have_run: set[JointLayer] = set()
+    call = JointLayer.__call__
+
+    def noted(
+        layer: JointLayer, hidden: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        have_run.add(layer)
+        return call(layer, hidden, residual)
+
+    monkeypatch.setattr(JointLayer, "__call__", noted)
+    return have_run
+
+
+def nothing_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on, layers run one operation after another."""
+    monkeypatch.setattr(LayerBuilder, "joint_layer", lambda *parts: None)
+
+
+class Listener(Drafter):
+    """Guesses nothing, and keeps the hidden states that it is shown."""
+
+    taps = (0, 1)
+
+    def __init__(self) -> None:
+        self.heard: list[dict[int, torch.Tensor]] = []
+
+    def admit(self, admission: RowAdmission) -> None: ...
+
+    def release(self, row: int, num_tokens: int) -> None: ...
+
+    def propose(self, seen: Observation) -> tuple[Drafts, Float32]:
+        self.heard.append({layer: hidden.clone() for layer, hidden in seen.taps.items()})
+        none = np.empty(0, np.int32)
+        drafts = Drafts(rows=none, offsets=np.zeros(1, np.int32), token_ids=none, parents=none)
+        return drafts, np.empty(0, np.float32)
+
+
+def traces(model: Path) -> Traces:
+    """Tokens and logprobs of prompts of all lengths, half of them sampled."""
+    prompts = [[2 + (7 * i + n) % 500 for i in range(n)] for n in LENGTHS]
+    params = [
+        SamplingParams(temperature=float(i % 2), seed=i, max_tokens=6, logprobs=3, ignore_eos=True)
+        for i in range(len(LENGTHS))
+    ]
+    config = {"model": str(model), "max_model_len": 320, "threads": 2, **OURS}
+    return run_case(config, Case(batch=8, chunk=140), prompts, params)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_joint_layers_run_and_change_no_bit(
+    models: dict[str, Path],
+    family: str,
+    joint_layers: set[JointLayer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joint = traces(models[family])
+    assert len(joint_layers) == NUM_LAYERS[family]
+    joint_layers.clear()
+    nothing_joined(monkeypatch)
+    assert differences(traces(models[family]), joint) == []
+    assert not joint_layers
+
+
+def listen(model: Path) -> list[dict[int, torch.Tensor]]:
+    """Hidden states of a prompt of 147 tokens and what follows, step by step."""
+    listener = Listener()
+    drafter = {"name": "Listener", "num_speculative_tokens": 1}
+    config = {"model": str(model), "max_model_len": 160, "drafter": drafter, **OURS}
+    with Engine(config, drafter=listener) as engine:
+        engine.submit(list(range(2, 149)), SamplingParams(temperature=0.0, max_tokens=4))
+        while engine.has_work():
+            engine.step()
+    return listener.heard
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_hidden_states_that_a_drafter_sees_are_the_same(
+    models: dict[str, Path],
+    family: str,
+    joint_layers: set[JointLayer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joint = listen(models[family])
+    assert joint_layers
+    nothing_joined(monkeypatch)
+    plain = listen(models[family])
+    assert len(plain[0][1]) == 147
+    for mine, theirs in zip(joint, plain, strict=True):
+        assert all(torch.equal(mine[layer], theirs[layer]) for layer in Listener.taps)

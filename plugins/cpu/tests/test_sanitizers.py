@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,8 @@ def test_calls_of_odd_shapes(
     )
     run("ninja", "-C", tmp_path)
     preload = subprocess.check_output(["g++", f"-print-file-name={runtime}"], text=True).strip()
-    calls = Path(__file__).with_name("native_calls.py")
     library = tmp_path / "libpegboard_cpu.so"
     options |= {"LD_PRELOAD": preload, "OPENBLAS_NUM_THREADS": "1"}
-    for name in ("portable", "avx2", "avx512"):
-        run(sys.executable, calls, library, environment={**options, "PEGBOARD_CPU_ISA": name})
+    for name, calls in product(("portable", "avx2", "avx512"), ("native_calls", "native_layers")):
+        environment = {**options, "PEGBOARD_CPU_ISA": name, "PYTHONPATH": str(PLUGIN)}
+        run(sys.executable, "-m", f"tests.{calls}", library, environment=environment)
