@@ -70,6 +70,7 @@ class MetricsWatch:
 
     async def look(self) -> None:
         """Adds what `/metrics` says now, if it says anything."""
+        asked = time.perf_counter()  # however long the answer takes, it is not newer than it says
         try:
             response = await self.http.get("/metrics", timeout=5.0)
         except httpx.HTTPError:
@@ -77,7 +78,7 @@ class MetricsWatch:
         if response.status_code == httpx.codes.OK:
             lines = [line for line in response.text.splitlines() if line.startswith(_WANTED)]
             if lines:
-                self._looks.append((time.perf_counter(), lines))
+                self._looks.append((asked, lines))
 
     async def look_afresh(self) -> None:
         """Adds numbers that were made after this moment, as far as the server can be made out."""
