@@ -88,6 +88,7 @@ class MetricsWatch:
             when, samples = _read(*self._looks[-1])
             if _total(samples, _AGE) is None or when > asked:
                 return
+            self._looks.pop()
             await asyncio.sleep(0.1)
             await self.look()
 
