@@ -112,6 +112,7 @@ def config(model: Path) -> dict[str, Any]:
     return {
         "model": str(model),
         "max_model_len": MAX_MODEL_LEN,
+        "dtype": "float64",
         "kv_cache": {"block_size": BLOCK_SIZE},
         "threads": 1,
     }
@@ -217,7 +218,7 @@ def counted(model: Path, case: Case, **objects: Any) -> Counting:
 
 def test_a_small_pool_does_preempt(tiny_models: dict[str, Path]) -> None:
     case = Case(batch=17, chunk=64, pool=NEEDS_PREEMPTION)
-    assert counted(tiny_models["llama"], case).num_preempted > 1
+    assert counted(tiny_models["llama"], case).num_preempted > 3
 
 
 def test_a_chunk_is_of_one_sequence(tiny_models: dict[str, Path]) -> None:

@@ -155,7 +155,12 @@ def test_sampled_tokens_are_those_of_the_formula(tiny_models: dict[str, Path], f
         )
         for draw in draws
     ]
-    config = {"model": str(tiny_models[family]), "max_model_len": 128, "threads": 1}
+    config = {
+        "model": str(tiny_models[family]),
+        "max_model_len": 128,
+        "threads": 1,
+        "dtype": "float64",
+    }
     traces = run_case(config, Case(batch=12, chunk=9), prompts, params)
     assert len(traces) == 12
     for (number, index), trace in traces.items():
@@ -178,7 +183,9 @@ def test_logprobs_are_those_of_transformers(tiny_models: dict[str, Path]) -> Non
     params = SamplingParams(
         max_tokens=8, temperature=1.0, seed=4, logprobs=2, prompt_logprobs=2, ignore_eos=True
     )
-    with Engine({"model": str(tiny_models["llama"]), "max_model_len": 64}) as engine:
+    with Engine(
+        {"model": str(tiny_models["llama"]), "max_model_len": 64, "dtype": "float64"}
+    ) as engine:
         engine.submit(prompt, params)
         deltas = []
         while engine.has_work():
