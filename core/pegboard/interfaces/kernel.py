@@ -8,6 +8,7 @@ row the same bits for any batch size, position in the batch, chunking, padding a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType
 
@@ -132,7 +133,8 @@ class DecoderLayerParts:
         rotary: angles; None: no rotation.
         qkv, o, gate_up, down: weights packed by the family's linear kernel; q, k, v and gate, up are
             joined along the output, in this order.
-        norm: [hidden_size], weight of the norm between attention and MLP; `eps` is added to its mean.
+        norm, next_norm: [hidden_size], weights of the norms between attention and MLP, and after the
+            layer (the next one's, or the model's last); `eps` is added to the means of both.
     """
 
     layer: int
@@ -144,24 +146,25 @@ class DecoderLayerParts:
     gate_up: PackedWeight
     down: PackedWeight
     norm: torch.Tensor
+    next_norm: torch.Tensor
     eps: float
 
 
 class DecoderLayerKernel(Kernel):
-    """Joint operation `decoder_layer`: a layer in one call."""
+    """Joint operation `decoder_layer`: layers that follow each other, in one call."""
 
     @abstractmethod
     def prepare(self, parts: DecoderLayerParts) -> PackedWeight | None:
         """Readies a layer; None: this kernel cannot run it."""
 
     @abstractmethod
-    def decoder_layer(
-        self, packed: PackedWeight, hidden: torch.Tensor, residual: torch.Tensor
-    ) -> torch.Tensor:
-        """h += attention(hidden); the MLP of norm(h), to be added to h next.
+    def decoder_layers(
+        self, layers: Sequence[PackedWeight], hidden: torch.Tensor, residual: torch.Tensor
+    ) -> None:
+        """For each layer in order: h += attention(x); h += mlp(norm(h)); x = next_norm(h).
 
-        hidden: the normed residual; residual: h; both [num_tokens, hidden_size]. `residual` becomes
-        the new h, `hidden` is void afterwards. Returns [num_tokens, hidden_size].
+        hidden: x, the normed residual; residual: h; both [num_tokens, hidden_size] in the activation
+        dtype, and both changed in place.
         """
 
 

@@ -130,19 +130,20 @@ class Attention:
         return self.backend.forward(self.layer, q, k, v, self.table).flatten(1)
 
 
-class JointLayer:
-    """A decoder layer that a kernel runs in one call."""
+class JointLayers:
+    """A model's decoder layers, which a kernel runs in one call."""
 
-    def __init__(self, kernel: DecoderLayerKernel, packed: PackedWeight) -> None:
+    def __init__(self, kernel: DecoderLayerKernel, layers: Sequence[PackedWeight]) -> None:
         self.kernel = kernel
-        self.packed = packed
+        self.layers = layers
 
     def __call__(
-        self, hidden: torch.Tensor, residual: torch.Tensor
+        self, first: int, stop: int, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden: the normed residual, [num_tokens, hidden_size] -> (what to add next, the residual
-        to add it to). `hidden` and `residual` are void afterwards."""
-        return self.kernel.decoder_layer(self.packed, hidden, residual), residual
+        """Runs layers [first, stop) on the normed residual and the residual, [num_tokens, hidden_size]
+        each -> both after them. The arguments are void afterwards."""
+        self.kernel.decoder_layers(self.layers[first:stop], hidden, residual)
+        return hidden, residual
 
 
 @dataclass(frozen=True)
@@ -252,23 +253,23 @@ class LayerBuilder:
         layer: int,
         attention: Attention,
         linears: tuple[Linears, Linear, Linears, Linear],
-        norm: RMSNorm,
-    ) -> JointLayer | None:
-        """A decoder layer in one call of a kernel; None: its parts must run one by one.
+        norms: tuple[RMSNorm, RMSNorm],
+    ) -> PackedWeight | None:
+        """A decoder layer for `joint_layers`; None: its parts must run one by one.
 
         Args:
             layer: its number.
             attention: between the first two linear layers.
             linears: q, k, v; o; gate, up; down.
-            norm: between attention and MLP.
+            norms: between attention and MLP, and after the layer.
         """
         kernel = self.kernels.get("decoder_layer")
         qkv, o, gate_up, down = linears
         plain = [*qkv.layers, o, *gate_up.layers, down]
         if kernel is None or len(plain) != 4 or any(one.bias is not None for one in plain):
             return None
-        joint = cast(DecoderLayerKernel, kernel)
-        packed = joint.prepare(
+        norm, next_norm = norms
+        return cast(DecoderLayerKernel, kernel).prepare(
             DecoderLayerParts(
                 layer,
                 self.shape.attention[layer],
@@ -279,10 +280,17 @@ class LayerBuilder:
                 gate_up=plain[2].weight,
                 down=plain[3].weight,
                 norm=norm.weight,
+                next_norm=next_norm.weight,
                 eps=norm.eps,
             )
         )
-        return None if packed is None else JointLayer(joint, packed)
+
+    def joint_layers(self, layers: Sequence[PackedWeight | None]) -> JointLayers | None:
+        """All decoder layers in one call; None where one of them must run by its parts."""
+        joint = [layer for layer in layers if layer is not None]
+        if len(joint) < len(layers):
+            return None
+        return JointLayers(cast(DecoderLayerKernel, self.kernels["decoder_layer"]), joint)
 
     def silu_mul(self) -> SiluMulKernel:
         """The gated MLP's activation, silu(gate) * up."""

@@ -7,11 +7,13 @@ operation with the norm that follows it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
+from pegboard.interfaces.kernel import PackedWeight
 from pegboard.interfaces.model import Model
-from pegboard.models.layers import JointLayer, LayerBuilder, Rotary
+from pegboard.models.layers import LayerBuilder, RMSNorm, Rotary
 
 
 def build(builder: LayerBuilder) -> Model:
@@ -31,9 +33,12 @@ class Llama(Model):
         rotary = builder.rotary()
         self.embedding = builder.embedding("model.embed_tokens")
         layers = [DecoderLayer(builder, layer, rotary) for layer in range(shape.num_layers)]
-        self.input_norms = [layer.input_norm for layer in layers]
-        self.layers = [layer.joint(builder) or layer for layer in layers]
-        self.norm = builder.norm("model.norm")
+        norms = [*(layer.input_norm for layer in layers), builder.norm("model.norm")]
+        self.input_norm = norms[0]
+        self.layers = list(zip(layers, norms[1:], strict=True))
+        self.joint = builder.joint_layers(
+            [layer.joint(builder, next_norm) for layer, next_norm in self.layers]
+        )
         self.head = builder.head("model.embed_tokens" if shape.tied_embeddings else "lm_head")
 
     def forward(
@@ -41,22 +46,31 @@ class Llama(Model):
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         residual = self.embedding(token_ids)
         tapped = {-1: residual.clone()} if -1 in taps else {}
-        # the norm that follows each layer: the next layer's first, or the last
-        following = [*self.input_norms[1:], self.norm]
-        hidden = self.input_norms[0](residual)
-        for index, (layer, norm) in enumerate(zip(self.layers, following, strict=True)):
-            if index in taps:
-                tapped[index] = residual.clone()
-            output, residual = layer(hidden, residual)
-            hidden, residual = norm.add(output, residual)
+        hidden = self.input_norm(residual)
+        num_layers = len(self.layers)
+        inner = {layer for layer in taps if 0 <= layer < num_layers}
+        for first, stop in pairwise(sorted({0, *inner, num_layers})):
+            if first in inner:
+                tapped[first] = residual.clone()
+            hidden, residual = self._run(first, stop, hidden, residual)
         return hidden, tapped
+
+    def _run(
+        self, first: int, stop: int, hidden: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Layers [first, stop)."""
+        if self.joint is not None:
+            return self.joint(first, stop, hidden, residual)
+        for layer, next_norm in self.layers[first:stop]:
+            hidden, residual = next_norm.add(*layer(hidden, residual))
+        return hidden, residual
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden).float()
 
 
 class DecoderLayer:
-    """Attention and MLP; the caller owns the norm before and the addition after."""
+    """Attention and MLP; the caller owns the norm before, and the addition and the norm after."""
 
     def __init__(self, builder: LayerBuilder, layer: int, rotary: Rotary) -> None:
         prefix = f"model.layers.{layer}"
@@ -66,21 +80,20 @@ class DecoderLayer:
         self.post_attention_norm = builder.norm(f"{prefix}.post_attention_layernorm")
         self.mlp = GatedMLP(builder, f"{prefix}.mlp")
 
-    def joint(self, builder: LayerBuilder) -> JointLayer | None:
-        """The same in one call, where a kernel has it."""
+    def joint(self, builder: LayerBuilder, next_norm: RMSNorm) -> PackedWeight | None:
+        """The layer and what follows it for `JointLayers`, where a kernel runs it."""
         attention, mlp = self.attention, self.mlp
         if attention.q_norm is not None or attention.k_norm is not None:
             return None
         linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
-        return builder.joint_layer(
-            self.layer, attention.attention, linears, self.post_attention_norm
-        )
+        norms = (self.post_attention_norm, next_norm)
+        return builder.joint_layer(self.layer, attention.attention, linears, norms)
 
     def __call__(
         self, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden: the normed residual, [num_tokens, hidden_size] -> (what to add next, the residual
-        to add it to). `residual` is void afterwards."""
+        to add it to). The arguments are void afterwards."""
         hidden, residual = self.post_attention_norm.add(self.attention(hidden), residual)
         return self.mlp(hidden), residual
 

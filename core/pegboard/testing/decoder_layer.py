@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -144,6 +143,7 @@ class PagedLayers:
             gate_up=self._weight(2 * MLP_SIZE, HIDDEN_SIZE, seed=20 + layer),
             down=self._weight(HIDDEN_SIZE, MLP_SIZE, seed=30 + layer),
             norm=self.family.random(HIDDEN_SIZE, seed=40 + layer),
+            next_norm=self.family.random(HIDDEN_SIZE, seed=60 + layer),
             eps=EPS,
         )
 
@@ -175,24 +175,14 @@ class PagedLayers:
         )
         self._lengths[: len(ends)] = ends
 
-    def run(
-        self,
-        h: torch.Tensor,
-        layers: Sequence[Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]],
-    ) -> list[torch.Tensor]:
-        """Output and residual of each layer, of (hidden, residual) -> (output, residual)."""
-        norm, found = self.parts[0].norm, list[Any]()
-        hidden, residual = self.norm.rms_norm(h, norm, EPS), h.clone()
-        for layer in layers:
-            output, residual = layer(hidden, residual)
-            found += [output.clone(), residual.clone()]
-            hidden, residual = self.norm.add_rms_norm(output, residual, norm, EPS)
-        return found
+    def first(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(hidden, residual) before the layers."""
+        return self.norm.rms_norm(h, self.parts[0].norm, EPS), h.clone()
 
     def one_by_one(
         self, parts: DecoderLayerParts, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(output, residual) of a layer by the operations that it joins."""
+        """(hidden, residual) after a layer by the operations that it joins."""
         attention = parts.attention
         heads = [attention.num_heads, attention.num_kv_heads, attention.num_kv_heads]
         qkv = self.linear.linear(hidden, parts.qkv).view(-1, sum(heads), attention.head_dim)
@@ -201,7 +191,11 @@ class PagedLayers:
         output = self.linear.linear(attended, parts.o)
         hidden, residual = self.norm.add_rms_norm(output, residual, parts.norm, parts.eps)
         gate, up = self.linear.linear(hidden, parts.gate_up).chunk(2, dim=1)
-        return self.linear.linear(self.silu.silu_mul(gate, up), parts.down), residual
+        output = self.linear.linear(self.silu.silu_mul(gate, up), parts.down)
+        normed: tuple[torch.Tensor, torch.Tensor] = self.norm.add_rms_norm(
+            output, residual, parts.next_norm, parts.eps
+        )
+        return normed
 
 
 class ForeignBackend(AttentionBackend):
@@ -275,25 +269,30 @@ class DecoderLayerContract(KernelContract):
     def check(
         self, family: Family, attention: AttentionShape, rotary_dim: int, row_lengths: Sequence[int]
     ) -> None:
-        """Runs a prefill and two tokens more of each row, joined and one by one."""
+        """Runs a prefill and two tokens more of each row: all layers in a call, then each in a call
+        of its own, beside their operations one by one."""
         import torch
 
         kernel = family.kernel("decoder_layer")
         joint, plain = (PagedLayers(family, attention, rotary_dim) for _ in range(2))
         packed = [kernel.prepare(parts) for parts in joint.parts]
         assert all(layer is not None for layer in packed), "a layer over its own backend is refused"
-
-        def call(
-            layer: PackedWeight, hidden: torch.Tensor, residual: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            return kernel.decoder_layer(layer, hidden, residual), residual
-
-        for step, lengths in enumerate([row_lengths, *[[1] * len(row_lengths)] * 2]):
+        ones = [1] * len(row_lengths)
+        lengths_of_calls = (
+            (row_lengths, [packed]),
+            (ones, [packed]),
+            (ones, [[p] for p in packed]),
+        )
+        for step, (lengths, calls) in enumerate(lengths_of_calls):
             h = family.random(sum(lengths), HIDDEN_SIZE, seed=50 + step)
             joint.begin(lengths)
-            got = joint.run(h, [partial(call, layer) for layer in packed])
+            got = joint.first(h)
+            for layers in calls:
+                kernel.decoder_layers(layers, *got)
             plain.begin(lengths)
-            expected = plain.run(h, [partial(plain.one_by_one, parts) for parts in plain.parts])
+            expected = plain.first(h)
+            for parts in plain.parts:
+                expected = plain.one_by_one(parts, *expected)
             same = [torch.equal(one, other) for one, other in zip(got, expected, strict=True)]
             assert all(same), f"{family.dtype}, {attention}, step {step}: {same}"
         for mine, theirs in zip(joint.kv, plain.kv, strict=True):

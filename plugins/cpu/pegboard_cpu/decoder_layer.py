@@ -1,7 +1,9 @@
-"""A decoder layer in one call of the library: the same operations, without Python between them."""
+"""Decoder layers in one call of the library: the same operations, without Python between them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from ctypes import c_void_p
 from typing import cast
 
 import torch
@@ -52,10 +54,12 @@ class CPUDecoderLayer(DecoderLayerKernel):
             POINTER,
             *(SIZE,) * 4,
             *(POINTER,) * 4,
-            *(SIZE, SIZE, POINTER, FLOAT),
+            *(SIZE, SIZE, POINTER, POINTER, FLOAT),
             *(POINTER, POINTER, SIZE),
         )
-        self._run = function("pb_decoder_layer", None, *(POINTER,) * 3, SIZE, *(POINTER,) * 3)
+        self._run = function(
+            "pb_decoder_layers", None, *(POINTER, SIZE, POINTER, POINTER), *(SIZE, POINTER, POINTER)
+        )
         self._destroy = function("pb_workspace_destroy", None, POINTER)
         self._workspace: int = function("pb_workspace_create", POINTER)()
 
@@ -78,33 +82,33 @@ class CPUDecoderLayer(DecoderLayerKernel):
             (2 * mlp_size, hidden_size),
             (hidden_size, mlp_size),
         ], f"weights of {sizes} make no layer of {shape}"
-        assert parts.norm.is_contiguous() and parts.norm.shape == (hidden_size,)
+        for norm in (parts.norm, parts.next_norm):
+            assert norm.is_contiguous() and norm.shape == (hidden_size,)
         handle = self._create(
             *(parts.layer, shape.num_heads, shape.num_kv_heads, shape.head_dim),
             *(qkv.address, o.address, gate_up.address, down.address),
-            *(hidden_size, mlp_size, parts.norm.data_ptr(), parts.eps),
+            *(hidden_size, mlp_size),
+            *(parts.norm.data_ptr(), parts.next_norm.data_ptr(), parts.eps),
             *((0, 0, 0) if rotary is None else _addresses(rotary)),
         )
         return PackedWeight(_Layer(handle, parts, parts.backend.handle))
 
-    def decoder_layer(
-        self, packed: PackedWeight, hidden: torch.Tensor, residual: torch.Tensor
-    ) -> torch.Tensor:
-        layer = cast(_Layer, packed)
-        assert hidden.shape == residual.shape and hidden.shape[1] == layer.hidden_size
+    def decoder_layers(
+        self, layers: Sequence[PackedWeight], hidden: torch.Tensor, residual: torch.Tensor
+    ) -> None:
+        run = cast(Sequence[_Layer], layers)
+        assert hidden.shape == residual.shape and hidden.shape[1] == run[0].hidden_size
         assert hidden.dtype == residual.dtype == torch.float32
         assert hidden.is_contiguous() and residual.is_contiguous(), "rows do not lie together"
-        out = torch.empty_like(hidden)
         self._run(
-            layer.handle,
-            layer.attention,
+            (c_void_p * len(run))(*(layer.handle for layer in run)),
+            len(run),
+            run[0].attention,
             self._workspace,
             hidden.shape[0],
             hidden.data_ptr(),
             residual.data_ptr(),
-            out.data_ptr(),
         )
-        return out
 
     def self_test(self) -> None:
         shape = AttentionShape(num_heads=3, num_kv_heads=1, head_dim=8, scale=0.4)
@@ -113,8 +117,8 @@ class CPUDecoderLayer(DecoderLayerKernel):
         expected, residual = tile.one_by_one(hidden.clone(), hidden.clone())
         packed = self.prepare(tile.parts)
         assert packed is not None
-        total = hidden.clone()
-        got = self.decoder_layer(packed, hidden.clone(), total)
+        got, total = hidden.clone(), hidden.clone()
+        self.decoder_layers([packed], got, total)
         assert torch.equal(got, expected) and torch.equal(total, residual), "a layer is wrong"
 
 
@@ -154,6 +158,7 @@ class _Tile:
             self._weight(2 * mlp_size, hidden_size),
             self._weight(hidden_size, mlp_size),
             torch.linspace(0.5, 1.5, hidden_size),
+            torch.linspace(1.5, 0.5, hidden_size),
             1e-5,
         )
 
@@ -176,7 +181,8 @@ class _Tile:
         output = self.linear.linear(attended, parts.o)
         hidden, residual = self.norm.add_rms_norm(output, residual, parts.norm, parts.eps)
         gate, up = self.linear.linear(hidden, parts.gate_up).chunk(2, dim=1)
-        return self.linear.linear(self.silu.silu_mul(gate, up), parts.down), residual
+        output = self.linear.linear(self.silu.silu_mul(gate, up), parts.down)
+        return self.norm.add_rms_norm(output, residual, parts.next_norm, parts.eps)
 
 
 def _addresses(rotary: RotaryTable) -> tuple[int, int, int]:

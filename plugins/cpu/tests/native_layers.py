@@ -220,7 +220,7 @@ class LayerWeights:
         self.o = self._packed(hidden_size, attended_size)
         self.gate_up = self._packed(2 * mlp_size, hidden_size)
         self.down = self._packed(hidden_size, mlp_size)
-        self.norm = normal(hidden_size)
+        self.norm, self.next_norm = normal(2, hidden_size)
 
     def _packed(self, outputs: int, inputs: int) -> tuple[int, Floats]:
         packed = poisoned(self.library.number("pb_linear_packed_size", outputs, inputs))
@@ -231,7 +231,7 @@ class LayerWeights:
     def create(self, layer: int, rotary: Sequence[Argument]) -> int:
         heads = (self.num_heads, self.shape.num_kv_heads, self.shape.head_dim)
         weights = (self.qkv[1], self.o[1], self.gate_up[1], self.down[1])
-        mlp = (self.hidden_size, self.mlp_size, self.norm, 1e-5)
+        mlp = (self.hidden_size, self.mlp_size, self.norm, self.next_norm, 1e-5)
         return self.library.number(
             "pb_decoder_layer_create", layer, *heads, *weights, *mlp, *rotary
         )
@@ -239,7 +239,7 @@ class LayerWeights:
     def one_by_one(
         self, attention: int, layer: int, rotary: Sequence[Argument], x: Floats, residual: Floats
     ) -> Floats:
-        """What the layer gives by a call for each operation; adds to the residual."""
+        """The normed residual after the layer, by a call for each operation; adds to the residual."""
         shape, tokens = self.shape, len(x)
         qkv = self._linear(x, self.qkv).reshape(tokens, -1, shape.head_dim)
         q, k, v = np.split(qkv, [self.num_heads, self.num_heads + shape.num_kv_heads], axis=1)
@@ -249,13 +249,18 @@ class LayerWeights:
             "pb_attention_forward", attention, layer, *inputs, *rotary, attended, None
         )
         x = self._linear(attended, self.o)
-        both = placed(x) + placed(residual)
-        self.library.call("pb_add_rms_norm", self.pool, *x.shape, *both, self.norm, 1e-5)
+        self._add_norm(x, residual, self.norm)
         gate, up = np.split(self._linear(x, self.gate_up), 2, axis=1)
         product = poisoned(tokens, self.mlp_size)
         both = placed(gate) + placed(up)
         self.library.call("pb_silu_mul", self.pool, tokens, self.mlp_size, *both, product)
-        return self._linear(product, self.down)
+        x = self._linear(product, self.down)
+        self._add_norm(x, residual, self.next_norm)
+        return x
+
+    def _add_norm(self, x: Floats, residual: Floats, norm: Floats) -> None:
+        both = placed(x) + placed(residual)
+        self.library.call("pb_add_rms_norm", self.pool, *x.shape, *both, norm, 1e-5)
 
     def _linear(self, x: Floats, weight: tuple[int, Floats]) -> Floats:
         outputs, packed = weight
@@ -266,31 +271,34 @@ class LayerWeights:
 
 
 def check_decoder_layer(library: Library, pool: int) -> None:
-    """A layer in one call has the bits of its operations, here over pages of another layer."""
+    """Layers in one call have the bits of their operations, over pages of other layers."""
     workspace = library.number("pb_workspace_create")
     for group, num_pairs in [(1, 0), (3, 12)]:
         shape = AttentionShape(group, 2, 24, 0, 0.0)
-        weights = LayerWeights(library, pool, shape, hidden_size=40, mlp_size=37)
-        pages = Pages(library, pool, shape, 16, 9, num_layers=2)
+        weights = [LayerWeights(library, pool, shape, 40, mlp_size=37) for _ in range(2)]
+        pages = Pages(library, pool, shape, 16, 9, num_layers=4)
         angles = normal(2, 136, num_pairs)
         rotary = (angles[0], angles[1], num_pairs) if num_pairs else (None, None, 0)
-        layer = weights.create(1, rotary)
+        layers = np.array([own.create(2 + i, rotary) for i, own in enumerate(weights)])
         computed = 0
         for tokens in (5, 130, 1):  # few, more than a block of rows, and many slots for one
             x, residual = normal(tokens, 40), normal(tokens, 40)
-            total, out = residual.copy(), poisoned(tokens, 40)
+            out, total = x.copy(), residual.copy()
             positions, starts = computed + np.arange(tokens), np.array([0, tokens])
             step = (positions, starts, np.array([computed]), pages.table, 9, None, 0)
             library.call("pb_attention_prepare", pages.handle, 0, 1, *step)
-            expected = weights.one_by_one(pages.handle, 0, rotary, x.copy(), residual)
-            library.call("pb_decoder_layer", layer, pages.handle, workspace, tokens, x, total, out)
+            for i, own in enumerate(weights):
+                x = own.one_by_one(pages.handle, i, rotary, x, residual)
+            over = (pages.handle, workspace, tokens)
+            library.call("pb_decoder_layers", layers, len(layers), *over, out, total)
             assert np.isfinite(out).all()
-            np.testing.assert_array_equal(out, expected)
+            np.testing.assert_array_equal(out, x)
             np.testing.assert_array_equal(total, residual)
-            np.testing.assert_array_equal(pages.keys[1], pages.keys[0])
-            np.testing.assert_array_equal(pages.values[1], pages.values[0])
+            np.testing.assert_array_equal(pages.keys[2:], pages.keys[:2])
+            np.testing.assert_array_equal(pages.values[2:], pages.values[:2])
             computed += tokens
-        library.call("pb_decoder_layer_destroy", layer)
+        for layer in layers.tolist():
+            library.call("pb_decoder_layer_destroy", layer)
         library.call("pb_attention_destroy", pages.handle)
     library.call("pb_workspace_destroy", workspace)
 

@@ -12,7 +12,7 @@ import torch
 from pegboard import Engine, SamplingParams
 from pegboard.interfaces.drafter import Drafter, Observation
 from pegboard.interfaces.kernel import KernelContext
-from pegboard.models.layers import JointLayer, LayerBuilder
+from pegboard.models.layers import JointLayers, LayerBuilder
 from pegboard.step import Drafts, Float32, RowAdmission
 from pegboard.testing.invariance import Case, Traces, differences, run_case
 from pegboard.testing.tiny import write_tiny_model
@@ -78,18 +78,18 @@ def test_over_another_attention_the_operations_run_one_by_one(models: dict[str, 
 
 
 @pytest.fixture
-def joint_layers(monkeypatch: pytest.MonkeyPatch) -> set[JointLayer]:
-    """The joint layers that have run."""
-    have_run: set[JointLayer] = set()
-    call = JointLayer.__call__
+def joint_layers(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Numbers of the joint layers that have run."""
+    have_run: set[int] = set()
+    call = JointLayers.__call__
 
     def noted(
-        layer: JointLayer, hidden: torch.Tensor, residual: torch.Tensor
+        layers: JointLayers, first: int, stop: int, hidden: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        have_run.add(layer)
-        return call(layer, hidden, residual)
+        have_run.update(range(first, stop))
+        return call(layers, first, stop, hidden, residual)
 
-    monkeypatch.setattr(JointLayer, "__call__", noted)
+    monkeypatch.setattr(JointLayers, "__call__", noted)
     return have_run
 
 
@@ -132,7 +132,7 @@ def traces(model: Path) -> Traces:
 def test_joint_layers_run_and_change_no_bit(
     models: dict[str, Path],
     family: str,
-    joint_layers: set[JointLayer],
+    joint_layers: set[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     joint = traces(models[family])
@@ -159,7 +159,7 @@ def listen(model: Path) -> list[dict[int, torch.Tensor]]:
 def test_hidden_states_that_a_drafter_sees_are_the_same(
     models: dict[str, Path],
     family: str,
-    joint_layers: set[JointLayer],
+    joint_layers: set[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     joint = listen(models[family])
