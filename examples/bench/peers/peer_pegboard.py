@@ -22,7 +22,7 @@ def main():
     engine = Engine({
         "model": args.model, "dtype": kind, "threads": args.threads, "max_model_len": args.max_len,
         "prefix_cache": "on" if args.prefix_cache else "none",
-        "scheduler": {"max_num_seqs": args.max_batch, "max_num_batched_tokens": 512}, **parts,
+        "scheduler": {"max_num_seqs": args.max_batch}, **parts,
     })
     load_s = time.perf_counter() - t0
 

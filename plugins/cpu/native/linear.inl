@@ -24,8 +24,6 @@ constexpr int64_t kBlockStride = kBlockDepth + 16;
 constexpr int64_t kMostRows = 128;
 constexpr int64_t kLeastRows = 4 * kTileRows;
 constexpr int64_t kCachedInputs = 192 * 1024;
-// Bytes of panels in one task of few rows: long against handing it out.
-constexpr int64_t kTaskBytes = 256 * 1024;
 
 // Rows of x, cut into blocks [num_rows][kBlockStride] of kBlockDepth inputs.
 struct InputBlocks {
@@ -150,19 +148,11 @@ void cached_linear(Pool& pool, int64_t num_rows, int64_t out_features, int64_t i
   const int64_t num_panels = (out_features + kPanelWidth - 1) / kPanelWidth;
   const int64_t panel_size = in_features * kPanelWidth;
   const InputBlocks blocks = input_blocks(pool, num_rows, in_features, x, x_stride);
-  // A task of many rows is long enough with fewer panels.
-  const int64_t cost = num_panels * panel_size * sizeof(float) * std::max<int64_t>(1, num_rows / 16);
-  const int64_t num_threads = pool.num_threads();
-  const int64_t rounds = (cost + num_threads * kTaskBytes - 1) / (num_threads * kTaskBytes);
-  const int64_t num_tasks = std::min(num_panels, num_threads * rounds);
-  pool.run(static_cast<int>(num_tasks), [&](int task, int) {
-    const int64_t end = num_panels * (task + 1) / num_tasks;
-    for (int64_t p = num_panels * task / num_tasks; p < end; ++p) {
-      const int64_t output = p * kPanelWidth;
-      const int width = static_cast<int>(std::min<int64_t>(kPanelWidth, out_features - output));
-      panel_product(blocks, num_rows, in_features, panels + p * panel_size, width, y + output,
-                    out_features);
-    }
+  pool.run_along(num_panels, [&](int64_t p, int) {
+    const int64_t output = p * kPanelWidth;
+    const int width = static_cast<int>(std::min<int64_t>(kPanelWidth, out_features - output));
+    panel_product(blocks, num_rows, in_features, panels + p * panel_size, width, y + output,
+                  out_features);
   });
 }
 

@@ -1,6 +1,7 @@
 // A pool of threads that share out the outputs of one operation.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -9,6 +10,34 @@
 #include <vector>
 
 namespace pegboard {
+
+// Numbers [first, end) that are taken from both ends.
+class alignas(64) Span {
+ public:
+  void fill(int64_t first, int64_t end) { word_ = static_cast<uint64_t>(first) << 32 | end; }
+  // -1: none is left.
+  int64_t take_first() {
+    const uint64_t word = take(uint64_t{1} << 32);
+    return first(word) < end(word) ? first(word) : -1;
+  }
+  int64_t take_last() {
+    const uint64_t word = take(~uint64_t{0});
+    return first(word) < end(word) ? end(word) - 1 : -1;
+  }
+
+ private:
+  static int64_t first(uint64_t word) { return static_cast<int64_t>(word >> 32); }
+  static int64_t end(uint64_t word) { return static_cast<int64_t>(word & 0xffffffff); }
+  // Adds to the word if a number is left, and returns what it was before.
+  uint64_t take(uint64_t change) {
+    uint64_t word = word_.load(std::memory_order_relaxed);
+    while (first(word) < end(word) && !word_.compare_exchange_weak(word, word + change)) {
+    }
+    return word;
+  }
+
+  std::atomic<uint64_t> word_{0};
+};
 
 // Tasks are handed out one by one, so that a thread that other work holds up delays nobody for
 // long. Which thread does a task never changes a result: tasks write disjoint outputs.
@@ -37,6 +66,25 @@ class Pool {
     }
     dispatch(num_tasks, &task, [](const void* f, int index, int thread) {
       (*static_cast<const Task*>(f))(index, thread);
+    });
+  }
+
+  // The same, where what follows an index in memory is fetched along with it: a thread takes indices
+  // that follow each other, and those of a thread that other work holds up from their end.
+  template <class Task>
+  void run_along(int64_t num_tasks, const Task& task) {
+    const int num_spans = static_cast<int>(std::min<int64_t>(num_threads(), num_tasks));
+    if (num_spans == 0) return;
+    std::vector<Span> spans(num_spans);
+    for (int i = 0; i < num_spans; ++i) {
+      spans[i].fill(num_tasks * i / num_spans, num_tasks * (i + 1) / num_spans);
+    }
+    run(num_spans, [&](int own, int thread) {
+      for (int64_t i; (i = spans[own].take_first()) >= 0;) task(i, thread);
+      for (int k = 1; k < num_spans; ++k) {
+        Span& other = spans[(own + k) % num_spans];
+        for (int64_t i; (i = other.take_last()) >= 0;) task(i, thread);
+      }
     });
   }
 
