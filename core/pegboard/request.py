@@ -123,7 +123,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         prompt_token_ids: at least one id, each below the vocabulary's size.
         params: how to sample and when to end.
         priority: lower runs earlier, where the scheduler heeds it.
-        tenant: whose request this is, for fair schedulers and separate caches.
+        tenant: whose request this is, for fair schedulers.
+        cache_salt: KV is shared between requests of the same salt alone.
+        prefix_cache: `read_only`: known beginnings are used, none is made known; `off`: neither.
         arrival: seconds of a monotonic clock; the engine fills it in when it is 0.
     """
 
@@ -132,12 +134,24 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams = SamplingParams()
     priority: Int64 = 0
     tenant: str = ""
+    cache_salt: str = ""
+    prefix_cache: Literal["on", "read_only", "off"] = "on"
     arrival: float = 0.0
 
     def check(self) -> None:
         """Raises RequestError naming the first field that is of a wrong type or out of range; the
         prompt's ids are the engine's to check."""
-        _check_types(self, ("request_id", "priority", "tenant", "arrival"))
+        _check_types(
+            self,
+            (
+                "request_id",
+                "priority",
+                "tenant",
+                "cache_salt",
+                "prefix_cache",
+                "arrival",
+            ),
+        )
         if not isinstance(self.params, SamplingParams):
             raise RequestError(
                 "params", f"a {type(self.params).__name__}", allowed="SamplingParams"

@@ -16,6 +16,9 @@ class NoCache(PrefixCache):
     def match(self, prefix: Prefix, limit: int) -> Hit:
         return self._miss
 
+    def use(self, prefix: Prefix, num_tokens: int) -> None:
+        pass
+
     def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> Sequence[tuple[int, int]]:
         return ()
 

@@ -107,6 +107,9 @@ class PlannedStep(StepBuilder):
             return self._admit(known, num_tokens, reserve)
         return self._schedule(known, num_tokens, reserve, None)
 
+    def waits_for_prefix(self, seq: SequenceView) -> bool:
+        return False
+
     def preempt(self, seq: SequenceView) -> bool:
         known = self._queue.sequence(seq.seq_id)
         if not self._is_open or known is None or known is self._protected():

@@ -146,7 +146,24 @@ class ErrorHappened:
     request_id: str | None = None
 
 
-Event = RequestArrived | SequenceFinished | StepDone | LoadChanged | ErrorHappened
+@dataclass(frozen=True, slots=True)
+class PagesNamed:
+    """The prefix cache's names changed. A listener that misses a number knows less than there is.
+
+    Attributes:
+        number: of this event, from 1 on, without gaps.
+        stored: for each page named, its group and the digest (16 bytes) of all tokens up to its end.
+        evicted: the same, of pages whose names are gone.
+        cleared: all names were forgotten, before those stored.
+    """
+
+    number: int
+    stored: tuple[tuple[int, bytes], ...] = ()
+    evicted: tuple[tuple[int, bytes], ...] = ()
+    cleared: bool = False
+
+
+Event = RequestArrived | SequenceFinished | StepDone | LoadChanged | PagesNamed | ErrorHappened
 
 
 def kv_usage(ledgers: Sequence[KVLedger]) -> float:
@@ -163,6 +180,10 @@ class Observer(ABC):
     def observe(self, event: Event) -> None:
         """Called in the engine's loop: be quick, keep numbers, write later. The engine that is
         observed can be asked, and not be called to step, take, abort or close."""
+
+    def resync(self, num_missed: int) -> None:
+        """It was cut off for so many events, because it raised, and hears the next ones again."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

@@ -40,10 +40,12 @@ class Prefix:
     Attributes:
         token_ids: int32 [num_tokens], read-only.
         salt: keeps tenants apart: KV is never shared between different salts.
+        priority: of the request, lower is more important; a cache may keep its pages longer.
     """
 
     token_ids: NDArray[np.int32]
     salt: str
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,11 @@ class PrefixCache(ABC):
         """The longest known beginning of at most `limit` tokens. No visible side effect."""
 
     @abstractmethod
+    def use(self, prefix: Prefix, num_tokens: int) -> None:
+        """A sequence begins with these first tokens of the prefix, as a match has said: they were of
+        use, which the choice of what to evict may heed."""
+
+    @abstractmethod
     def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> Sequence[tuple[int, int]]:
         """Names pages, each full of committed tokens of the prefix; a group's pages in order.
 
@@ -82,4 +89,5 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def clear(self) -> Sequence[tuple[int, int]]:
-        """Forgets all, and returns the (group, page) pairs that it referenced."""
+        """Forgets all, and returns the (group, page) pairs that it referenced. From then on it is as
+        good as new, whatever went wrong before."""

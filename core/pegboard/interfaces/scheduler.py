@@ -111,6 +111,12 @@ class StepBuilder(Protocol):
         """
         ...
 
+    def waits_for_prefix(self, seq: SequenceView) -> bool:
+        """Whether a waiting sequence had better wait a little: another one is computing its beginning
+        right now, in this step at the latest, and the prefix cache will have it then. Whoever adds it
+        all the same computes it twice."""
+        ...
+
     def preempt(self, seq: SequenceView) -> bool:
         """Takes a running sequence's row and KV; it waits and computes anew later.
 
@@ -123,6 +129,11 @@ class StepBuilder(Protocol):
 class Scheduler(ABC):
     """A policy; it keeps no truth of its own, and calls no engine: one that steps, takes or aborts
     requests meanwhile gets an EngineError."""
+
+    def resync(self, queue: QueueView) -> None:
+        """Others have planned for a while; the queue is what is left. A policy that counts begins anew
+        from there."""
+        return None
 
     @abstractmethod
     def plan(self, queue: QueueView, step: StepBuilder) -> None:

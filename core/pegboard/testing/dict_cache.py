@@ -35,6 +35,9 @@ class DictCache(PrefixCache):
                 return Hit(num_tokens, tuple(pages))
         return Hit(0, tuple(() for _ in self._sizes))
 
+    def use(self, prefix: Prefix, num_tokens: int) -> None:
+        pass
+
     def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> Sequence[tuple[int, int]]:
         tokens = tuple(prefix.token_ids.tolist())
         new = []

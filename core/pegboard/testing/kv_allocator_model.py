@@ -25,6 +25,9 @@ class CacheOfPages(PrefixCache):
     def match(self, prefix: Prefix, limit: int) -> Hit:
         return Hit(0, ())
 
+    def use(self, prefix: Prefix, num_tokens: int) -> None:
+        pass
+
     def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> Sequence[Page]:
         return ()
 

@@ -180,6 +180,9 @@ class Builder(StepBuilder):
         self.entries[mine.seq_id] = num_tokens
         return True
 
+    def waits_for_prefix(self, seq: SequenceView) -> bool:
+        return False
+
     def preempt(self, seq: SequenceView) -> bool:
         mine = self._find(seq)
         if mine not in self._sim.running or mine is self._oldest():

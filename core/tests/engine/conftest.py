@@ -250,6 +250,9 @@ class DictCache(PrefixCache):
                 return Hit(num_tokens, tuple(pages))
         return Hit(0, tuple(() for _ in self.sizes))
 
+    def use(self, prefix: Prefix, num_tokens: int) -> None:
+        pass
+
     def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
         tokens = tuple(prefix.token_ids.tolist())
         new = []
