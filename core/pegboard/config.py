@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, model_validator
 
 from pegboard.config_text import explain, overlay, parse_set, read_yaml, unknown_key
 from pegboard.config_values import (
@@ -70,12 +70,15 @@ class KVCacheConfig(Section):
         memory: size of the pool: bytes, or a fraction of the device's memory (a float up to 1.0)
             of which weights and activations are taken first.
         encoding: how KV is stored.
+        verify: compare checksums of a cached page's bytes at every hit; to look for a fault, since it
+            is slow.
     """
 
     allocator: Choice = Choice(name="paged")
     block_size: AutoCount = "auto"
     memory: Memory = "auto"
     encoding: Text = "auto"
+    verify: StrictBool = False
 
 
 class SchedulerChoice(Choice):

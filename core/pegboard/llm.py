@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pegboard.compose import Prepared, load_tokenizer, prepare, start_engine
 from pegboard.config import Config, load_config
@@ -22,6 +22,9 @@ from pegboard.request import (
     TokenLogprob,
 )
 from pegboard.tokenizer import Tokenizer
+
+PrefixCacheMode = Literal["on", "read_only", "off"]
+"""See `Request.prefix_cache`."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,11 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
+        cache_salt: str = "",
+        prefix_cache: PrefixCacheMode = "on",
     ) -> Request:
-        """Queues a request; its sequences' deltas come from `step`.
+        """Queues a request; its sequences' deltas come from `step`. See `Request` for what the
+        arguments mean.
 
         Raises:
             RequestError: it cannot be honoured.
@@ -121,6 +127,8 @@ class Engine:
             params=SamplingParams() if params is None else params,
             priority=priority,
             tenant=tenant,
+            cache_salt=cache_salt,
+            prefix_cache=prefix_cache,
         )
         self._core.add(request)
         return request
@@ -136,6 +144,14 @@ class Engine:
     def abort(self, request: Request | str) -> None:
         """Ends a request; a finished or unknown one is ignored. Its sequences get a last delta."""
         self._core.abort(request if isinstance(request, str) else request.request_id)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all KV kept for later requests; running ones go on.
+
+        Raises:
+            EngineError: the engine is broken, or closed.
+        """
+        self._core.reset_prefix_cache()
 
     @property
     def core(self) -> Any:
@@ -192,26 +208,35 @@ class LLM:
         self,
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
+        prefix_cache: PrefixCacheMode = "on",
     ) -> list[Result]:
         """Generates from each prompt, a text or token ids; results stand in the prompts' order.
 
         Args:
             prompts: one text, or several texts or lists of ids.
             params: for all, or one for each prompt.
+            cache_salt, prefix_cache: as in `Request`, for all.
 
         Raises:
             RequestError: a prompt or its parameters cannot be honoured; nothing was generated.
         """
         listed: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
         each = self._params(params, len(listed))
-        return self._run([self._ids(prompt) for prompt in listed], listed, each)
+        ids = [self._ids(prompt) for prompt in listed]
+        return self._run(ids, listed, each, cache_salt, prefix_cache)
 
     def chat(
         self,
         conversations: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
+        prefix_cache: PrefixCacheMode = "on",
     ) -> list[Result]:
-        """Answers one conversation (a list of messages with `role` and `content`) or several.
+        """Answers one conversation (a list of messages with `role` and `content`) or several; the
+        other arguments are those of `generate`.
 
         Raises:
             RequestError, TokenizerError: as `generate`; the model has no chat template.
@@ -223,7 +248,8 @@ class LLM:
             for messages in listed
         ]
         ids = [self.tokenizer.encode(text, special=False) for text in texts]
-        return self._run(ids, texts, self._params(params, len(listed)))
+        each = self._params(params, len(listed))
+        return self._run(ids, texts, each, cache_salt, prefix_cache)
 
     def close(self) -> None:
         """Frees all memory. Idempotent."""
@@ -259,13 +285,19 @@ class LLM:
         ids: Sequence[Sequence[int]],
         prompts: Sequence[str | Sequence[int]],
         params: Sequence[SamplingParams],
+        cache_salt: str,
+        prefix_cache: PrefixCacheMode,
     ) -> list[Result]:
         requests: list[Request] = []
         gathered: dict[tuple[str, int], _Gathered] = {}
         total = sum(one.n for one in params)
         try:
             for prompt_ids, one in zip(ids, params, strict=True):
-                requests.append(self.engine.submit(prompt_ids, one))
+                requests.append(
+                    self.engine.submit(
+                        prompt_ids, one, cache_salt=cache_salt, prefix_cache=prefix_cache
+                    )
+                )
             with _bar("Generating", total, self._show_progress) as advance:
                 while self.engine.has_work():
                     for delta in self.engine.step():

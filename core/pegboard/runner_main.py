@@ -8,7 +8,7 @@ is loaded. Then each frame of the peer gets one answer, in order:
 
     ["start"]                   -> ["ok", nil]
     ["execute", StepBatch]      -> ["ok", StepResult]      (bytes of `step.encode`)
-    ["call", method]            -> ["ok", value]
+    ["call", method, ...]       -> ["ok", value]           (after the method, its arguments)
     ["close"]                   -> ["ok", nil], and the process ends
 
 What raised is answered by ["error", line]; the process lives on.
@@ -113,8 +113,8 @@ def _answer(worker: Worker, frame: list[Any]) -> Any:
             return None
         case ["execute", bytes(data)]:
             return step.encode(worker.execute(step.decode(data, step.StepBatch)))
-        case ["call", str(method)]:
-            return worker.call(method)
+        case ["call", str(method), *arguments]:
+            return worker.call(method, *arguments)
         case ["close"]:
             worker.close()
             return None

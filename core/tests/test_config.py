@@ -75,6 +75,12 @@ def test_kv_memory_that_is_neither_is_refused(said: Any) -> None:
     assert refusal(kv_cache={"memory": said}).startswith("kv_cache.memory: ")
 
 
+@pytest.mark.parametrize("said", [1, "yes", None, "slowly"])
+def test_verify_is_true_or_false(said: Any) -> None:
+    assert Config(model="m", kv_cache={"verify": True}).kv_cache.verify is True
+    assert refusal(kv_cache={"verify": said}).startswith("kv_cache.verify: ")
+
+
 def test_a_config_survives_being_written_and_read() -> None:
     config = Config(
         model="m", seed=2**64 - 1, kv_cache={"memory": 1}, kernels={"linear": "fast"},

@@ -121,6 +121,8 @@ def test_steps_over_the_socket_equal_steps_in_this_process(
         tokens += result.token_ids.tolist()
     assert len(tokens) == 5
     assert ask(peer, "call", "memory") == ["ok", worker.call("memory")]
+    checksums = worker.call("page_checksums", 0, [1, 2])
+    assert ask(peer, "call", "page_checksums", 0, [1, 2]) == ["ok", checksums]
     assert ask(peer, "close") == ["ok", None]
     assert receive_frame(peer) is None
     worker.close()

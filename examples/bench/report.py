@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,12 @@ def write_table(page: Path, name: str, text: str) -> None:
     content = page.read_text()
     before, after = content.index(begin), content.index(end)
     page.write_text(f"{content[:before]}{begin}\n{text}\n{content[after:]}")
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """Writes a run's JSON file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:

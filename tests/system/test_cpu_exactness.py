@@ -1,4 +1,5 @@
-"""With the kernels of pegboard-cpu, the real model's bits do not hang on how it is run, in float32.
+"""With the kernels of pegboard-cpu, the real model's bits do not hang on how it is run, in float32,
+whichever scheduler, allocator and prefix cache run it.
 
 Tokens and logprobs are compared for equality: every kernel promises `row_invariant`.
 """
@@ -50,6 +51,31 @@ AXES: dict[str, tuple[Any, ...]] = {
 }
 ROWS = list(pairwise(AXES))
 
+KV: dict[str, dict[str, Any]] = {
+    "paged": {},
+    "trie": {"prefix_cache": "trie"},
+    "contiguous": {"kv_cache": {"allocator": "contiguous"}},
+}
+PLUGINS: dict[str, tuple[Any, ...]] = {
+    "scheduler": ("priority", "prefix_aware", "fair", "reserve", "shortest", "static"),
+    "kv": tuple(KV),
+    "batch": BATCHES,
+    "budget": (40, 2048),
+    "pool": (NEEDS_PREEMPTION, None),
+    "guesses": tuple(GUESSES),
+    "threads": (1, 2, 3),
+    "block_size": (1, 16),
+}
+PLUGIN_ROWS = list(pairwise(PLUGINS))
+TRIE_AND_CLASSES: list[dict[str, Any]] = [
+    PLUGIN_ROWS[0] | {"scheduler": "priority", "kv": "trie"} | row
+    for row in (
+        {"batch": 3, "pool": None, "guesses": "none", "threads": 2},
+        {"batch": 7, "pool": NEEDS_PREEMPTION, "guesses": "mixed trees", "block_size": 16},
+        {"batch": 33, "budget": 40, "guesses": "none", "block_size": 1},
+    )
+]
+
 
 @cache
 def prompts() -> tuple[tuple[int, ...], ...]:
@@ -84,6 +110,7 @@ def config(model: str, threads: int = 1, block_size: int = 16) -> dict[str, Any]
         "numerics": "invariant",
         "threads": threads,
         "kv_cache": {"block_size": block_size},
+        "prefix_cache": "none",
     }
 
 
@@ -128,3 +155,32 @@ def test_some_ways_to_run(bundled_model: str, alone: Traces, row: dict[str, Any]
 @pytest.mark.parametrize("row", ROWS[:1] + ROWS[3:], ids=str)
 def test_every_pair_of_ways_to_run(bundled_model: str, alone: Traces, row: dict[str, Any]) -> None:
     check(bundled_model, alone, row)
+
+
+def check_plugins(model: str, alone: Traces, row: dict[str, Any]) -> None:
+    """Requests of three classes and tenants, which come two at a time."""
+    for package in ("pegboard_prefix_cache", "pegboard_schedulers", "pegboard_baselines"):
+        pytest.importorskip(package)
+    case = Case(
+        row["batch"],
+        budget=row["budget"],
+        pool=row["pool"],
+        guesses=GUESSES[row["guesses"]],
+        arrivals=2,
+        settings={**KV[row["kv"]], "scheduler": {"name": row["scheduler"]}},
+    )
+    fields = [{"priority": -(i % 3), "tenant": "ab"[i % 2]} for i in range(len(prompts()))]
+    base = config(model, row["threads"], row["block_size"])
+    got = run_case(base, case, prompts(), params(), alone, fields)
+    assert differences(alone, got) == [], str(row)
+
+
+@pytest.mark.parametrize("row", TRIE_AND_CLASSES, ids=str)
+def test_prefixes_forks_and_classes(bundled_model: str, alone: Traces, row: dict[str, Any]) -> None:
+    check_plugins(bundled_model, alone, row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", PLUGIN_ROWS, ids=str)
+def test_every_pair_of_plugins(bundled_model: str, alone: Traces, row: dict[str, Any]) -> None:
+    check_plugins(bundled_model, alone, row)

@@ -1,4 +1,5 @@
-"""No way of running changes a token: batches, chunks, preemptions, disorder, guesses, cached prefixes.
+"""No way of running changes a token: batches, chunks, preemptions, disorder, guesses, cached prefixes,
+schedulers and allocators.
 
 In float64 on tiny models, where rounding cannot hide or excuse a fault of the logic.
 """
@@ -7,20 +8,22 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pegboard.builtin.fcfs import FCFS
-from pegboard.interfaces.kv import KVGroup
-from pegboard.interfaces.observer import Event, Observer, StepDone
-from pegboard.interfaces.prefix_cache import Hit, Prefix, PrefixCacheContext
-from pegboard.interfaces.scheduler import SchedulerContext
+from pegboard import Config
+from pegboard.compose import prepare
+from pegboard.compose.making import options_of
+from pegboard.interfaces.observer import Event, Observer, PagesNamed, StepDone
+from pegboard.interfaces.scheduler import Scheduler, SchedulerContext
+from pegboard.plugins.loader import load_plugins
 from pegboard.request import SamplingParams
-from pegboard.testing.dict_cache import DictCache
 from pegboard.testing.invariance import (
     BATCHES,
     CHUNKS,
@@ -41,9 +44,36 @@ WAYS: dict[str, dict[str, Any]] = {
     "plenty": {},
     "tight budget": {"budget": 40},
     "small pool": {"pool": NEEDS_PREEMPTION},
-    "disorder": {"disorder": 1},
-    "disorder in a small pool": {"disorder": 2, "pool": NEEDS_PREEMPTION},
+    "one after the other": {"arrivals": 1, "pool": NEEDS_PREEMPTION},
+    "interrupted": {"interruptions": 1},
+    "interrupted in a small pool": {"interruptions": 2, "pool": NEEDS_PREEMPTION},
 }
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "fcfs": {},
+    "priority": {"max_wait": 0.01},
+    "prefix_aware": {"window": 5, "max_overtakes": 2},
+    "fair": {"weights": {"a": 3.0}},
+    "reserve": {},
+    "shortest": {"max_wait": 0.01},
+    "static": {},
+}
+"""Name to options under which each of their rules has its turn among a few sequences."""
+DISORDER = "disorder"
+"""A scheduler too, of `pegboard.testing`."""
+KV: dict[str, dict[str, Any]] = {
+    "paged": {},
+    "paged, dict": {"cached": True},
+    "paged, trie lru": {"cache": {"name": "trie", "options": {"eviction": "lru"}}},
+    "paged, trie priority": {"cache": {"name": "trie", "options": {"eviction": "priority"}}},
+    "contiguous": {"allocator": "contiguous"},
+}
+"""An allocator, and a prefix cache that it serves."""
+PACKAGES = {
+    "pegboard_prefix_cache": ("paged, trie lru", "paged, trie priority"),
+    "pegboard_schedulers": ("priority", "prefix_aware", "fair", "reserve", "shortest"),
+    "pegboard_baselines": ("static", "contiguous"),
+}
+"""What comes with which plugin."""
 GUESSES: dict[str, Guesses | None] = {
     "none": None,
     "right chains": Guesses(1.0),
@@ -58,23 +88,40 @@ AXES: dict[str, tuple[Any, ...]] = {
     "chunk": CHUNKS,
     "way": tuple(WAYS),
     "guesses": tuple(GUESSES),
-    "cached": (False, True),
+    "scheduler": (*SCHEDULERS, DISORDER),
+    "kv": tuple(KV),
 }
+PLAINLY: dict[str, Any] = {"guesses": "none", "scheduler": "fcfs", "kv": "paged"}
 
 PAIRWISE = list(pairwise(AXES))
 PLAIN = [
-    {"batch": batch, "chunk": chunk, "way": way, "guesses": "none", "cached": False}
-    for batch, chunk, way in itertools.product(BATCHES, CHUNKS, WAYS)
+    PLAINLY | {"batch": batch, "chunk": chunk, "way": way, "scheduler": scheduler}
+    for batch, chunk, (scheduler, way) in itertools.product(
+        BATCHES,
+        CHUNKS,
+        [*(("fcfs", way) for way in WAYS), (DISORDER, "plenty"), (DISORDER, "small pool")],
+    )
 ]
-EVERYTHING = [
-    {"batch": batch, "chunk": chunk, "way": way, "guesses": guesses, "cached": cached}
-    for batch, (chunk, way, guesses, cached) in zip(
+EVERY_GUESS = [
+    PLAINLY | {"batch": batch, "chunk": chunk, "way": way, "guesses": guesses, "kv": kv}
+    for batch, (chunk, way, guesses, kv) in zip(
         itertools.cycle(BATCHES[::-1]),
-        itertools.product(CHUNKS, WAYS, GUESSES, (False, True)),
+        itertools.product(CHUNKS, WAYS, GUESSES, ("paged", "paged, dict")),
         strict=False,
     )
 ]
 """Every chunk x way x guesses x cache, each at one batch."""
+EVERY_PLUGIN = [
+    PLAINLY | {"batch": batch, "chunk": chunk, "scheduler": scheduler, "kv": kv, "way": way}
+    for batch, chunk, (scheduler, kv, way) in zip(
+        itertools.cycle(BATCHES[::-1]),
+        # Of another length than the batches, so that each meets each.
+        itertools.cycle((None, 7, 1, None, 64)),
+        itertools.product(AXES["scheduler"], KV, WAYS),
+        strict=False,
+    )
+]
+"""Every scheduler x allocator and cache x way, at batches and chunks in turn."""
 
 
 @cache
@@ -108,12 +155,28 @@ def params() -> list[SamplingParams]:
     return [SamplingParams(**(common | kind)) for kind in chosen]
 
 
+def fields() -> list[dict[str, Any]]:
+    """What else requests say: of three classes and tenants, under two salts, not all of them reading
+    what is cached, or leaving it."""
+    modes = ("on", "read_only", "on", "on", "off")
+    return [
+        {
+            "priority": number % 3 - 1,
+            "tenant": "abc"[number * 7 % 3],
+            "cache_salt": "apart" if number % 6 == 5 else "",
+            "prefix_cache": modes[number % len(modes)],
+        }
+        for number in range(len(prompts()))
+    ]
+
+
 def config(model: Path) -> dict[str, Any]:
     return {
         "model": str(model),
         "max_model_len": MAX_MODEL_LEN,
         "dtype": "float64",
         "kv_cache": {"block_size": BLOCK_SIZE},
+        "prefix_cache": "none",
         "threads": 1,
     }
 
@@ -128,22 +191,53 @@ def alone(family: str, model: Path) -> Traces:
     return _alone[family]
 
 
+def case_of(row: Mapping[str, Any]) -> Case:
+    """A row of the matrix as a case; skips the test where a plugin of the row is not installed."""
+    for package, names in PACKAGES.items():
+        if row["scheduler"] in names or row["kv"] in names:
+            pytest.importorskip(package)
+    kv, settings = KV[row["kv"]], dict[str, Any]()
+    if "cache" in kv:
+        settings["prefix_cache"] = kv["cache"]
+    if "allocator" in kv:
+        settings["kv_cache"] = {"allocator": kv["allocator"]}
+    if row["scheduler"] != DISORDER:
+        name = row["scheduler"]
+        settings["scheduler"] = {"name": name, "options": SCHEDULERS[name]}
+    return Case(
+        row["batch"],
+        row["chunk"],
+        disorder=1 if row["scheduler"] == DISORDER else None,
+        guesses=GUESSES[row["guesses"]],
+        cached="cached" in kv,
+        settings=settings,
+        **WAYS[row["way"]],
+    )
+
+
+def scheduler_of(model: Path, case: Case) -> Scheduler:
+    """The scheduler that the case's settings name, to be cut and interrupted."""
+    settings = {"scheduler": case.settings["scheduler"]}
+    named = Case(case.batch, budget=case.budget, settings=settings).config(config(model))
+    composition = prepare(Config.from_values(named)).composition
+    part = composition.parts["scheduler"]
+    context = SchedulerContext(case.batch, case.budget, MAX_MODEL_LEN)
+    made: Scheduler = load_plugins(composition.manifests).build(part, context, options_of(part))
+    return made
+
+
 def run(family: str, model: Path, case: Case, **objects: Any) -> Traces:
-    """The case under the built-in scheduler, unless it is one of disorder."""
     known = alone(family, model)
-    scheduler = FCFS(SchedulerContext(case.batch, case.budget, MAX_MODEL_LEN))
-    objects = {"scheduler": scheduler, **objects}
-    return run_case(config(model), case, prompts(), params(), known, **objects)
+    is_changed = case.chunk is not None or case.interruptions is not None
+    if is_changed and case.disorder is None:
+        objects["scheduler"] = scheduler_of(model, case)
+        kept = {key: value for key, value in case.settings.items() if key != "scheduler"}
+        case = replace(case, settings=kept)
+    return run_case(config(model), case, prompts(), params(), known, fields(), **objects)
 
 
 def check(family: str, models: Mapping[str, Path], row: Mapping[str, Any]) -> None:
-    case = Case(
-        row["batch"],
-        row["chunk"],
-        guesses=GUESSES[row["guesses"]],
-        cached=row["cached"],
-        **WAYS[row["way"]],
-    )
+    case = case_of(row)
     got = run(family, models[family], case)
     assert differences(alone(family, models[family]), got, tolerance=1e-5) == [], str(case)
 
@@ -179,12 +273,27 @@ def test_every_batch_chunk_and_way(
 @pytest.mark.parametrize(
     ("family", "row"),
     [
-        *(("llama", row) for row in EVERYTHING),
-        *(("mistral", row) for row in EVERYTHING[::3]),
+        *(("llama", row) for row in EVERY_GUESS),
+        *(("mistral", row) for row in EVERY_GUESS[::3]),
     ],
     ids=str,
 )
 def test_every_guess_and_cache(
+    tiny_models: dict[str, Path], family: str, row: dict[str, Any]
+) -> None:
+    check(family, tiny_models, row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "row"),
+    [
+        *(("llama", row) for row in EVERY_PLUGIN),
+        *(("mistral", row) for row in EVERY_PLUGIN[::3]),
+    ],
+    ids=str,
+)
+def test_every_scheduler_allocator_and_cache(
     tiny_models: dict[str, Path], family: str, row: dict[str, Any]
 ) -> None:
     check(family, tiny_models, row)
@@ -195,7 +304,8 @@ class Counting(Observer):
 
     def __init__(self) -> None:
         self.num_preempted = self.num_tried = self.num_accepted = 0
-        self.num_steps = self.most_prefilled = 0
+        self.num_steps = self.num_prefilled = self.most_prefilled = 0
+        self.num_hit = self.num_evicted = 0
 
     def observe(self, event: Event) -> None:
         if isinstance(event, StepDone):
@@ -203,26 +313,61 @@ class Counting(Observer):
             self.num_preempted += event.num_preempted
             self.num_tried += event.num_drafts_tried
             self.num_accepted += event.num_drafts_accepted
+            self.num_prefilled += event.num_prefill_tokens
             self.most_prefilled = max(self.most_prefilled, event.num_prefill_tokens)
+            self.num_hit += event.num_prefix_hits
+        elif isinstance(event, PagesNamed):
+            self.num_evicted += len(event.evicted)
 
     def close(self) -> None:
         pass
 
 
-def counted(model: Path, case: Case, **objects: Any) -> Counting:
+def counted(model: Path, **row: Any) -> Counting:
+    """The counts of a row; what it does not say is plain."""
     counting = Counting()
-    got = run("llama", model, case, observer=counting, **objects)
+    case = case_of({"batch": 17, "chunk": None, "way": "plenty", **PLAINLY, **row})
+    got = run("llama", model, case, observer=counting)
     assert differences(alone("llama", model), got, tolerance=1e-5) == []
     return counting
 
 
-def test_a_small_pool_does_preempt(tiny_models: dict[str, Path]) -> None:
-    case = Case(batch=17, chunk=64, pool=NEEDS_PREEMPTION)
-    assert counted(tiny_models["llama"], case).num_preempted > 3
+def test_every_pair_of_scheduler_and_kv_is_there() -> None:
+    pairs = Counter((row["scheduler"], row["kv"]) for row in PAIRWISE)
+    assert len(pairs) == (len(SCHEDULERS) + 1) * len(KV)
+    assert len(PAIRWISE) < 80
+    triples = {(row["scheduler"], row["kv"], row["way"]) for row in EVERY_PLUGIN}
+    assert len(triples) == len(pairs) * len(WAYS)
+
+
+@pytest.mark.parametrize("scheduler", ["fcfs", "prefix_aware", "fair", "shortest"])
+def test_a_small_pool_does_preempt(tiny_models: dict[str, Path], scheduler: str) -> None:
+    counting = counted(tiny_models["llama"], way="small pool", scheduler=scheduler)
+    # The engine leaves a newcomer out that would take the room of those who run, so they are few.
+    assert counting.num_preempted > 0
+
+
+def test_a_higher_class_preempts(tiny_models: dict[str, Path]) -> None:
+    pytest.importorskip("pegboard_schedulers")
+    counting = Counting()
+    settings = {"scheduler": {"name": "priority", "options": {"max_wait": None}}}
+    case = Case(batch=5, arrivals=1, settings=settings)
+    got = run("llama", tiny_models["llama"], case, observer=counting)
+    assert differences(alone("llama", tiny_models["llama"]), got, tolerance=1e-5) == []
+    assert counting.num_preempted > 2, "rows lack, and not KV"
+
+
+@pytest.mark.parametrize("scheduler", [*SCHEDULERS, DISORDER])
+def test_interruptions_preempt_under_every_scheduler(
+    tiny_models: dict[str, Path], scheduler: str
+) -> None:
+    kv = "paged, dict"
+    counting = counted(tiny_models["llama"], way="interrupted", batch=3, scheduler=scheduler, kv=kv)
+    assert counting.num_preempted > 5
 
 
 def test_a_chunk_is_of_one_sequence(tiny_models: dict[str, Path]) -> None:
-    one, whole = (counted(tiny_models["llama"], Case(batch=33, chunk=chunk)) for chunk in (1, None))
+    one, whole = (counted(tiny_models["llama"], batch=33, chunk=chunk) for chunk in (1, None))
     # The longest prompt of 40 tokens takes as many steps, whatever runs beside it.
     assert one.num_steps >= whole.num_steps + 39 - 10
     assert one.most_prefilled <= 33 < whole.most_prefilled
@@ -231,8 +376,7 @@ def test_a_chunk_is_of_one_sequence(tiny_models: dict[str, Path]) -> None:
 @pytest.mark.parametrize("kind", ["chains", "trees"])
 def test_guesses_are_right_wrong_and_mixed(tiny_models: dict[str, Path], kind: str) -> None:
     def share(name: str) -> float:
-        case = Case(batch=7, guesses=GUESSES[f"{name} {kind}"])
-        counting = counted(tiny_models["llama"], case)
+        counting = counted(tiny_models["llama"], batch=7, guesses=f"{name} {kind}")
         assert counting.num_tried > 50
         return counting.num_accepted / counting.num_tried
 
@@ -241,20 +385,25 @@ def test_guesses_are_right_wrong_and_mixed(tiny_models: dict[str, Path], kind: s
     assert share("wrong") == 0.0
 
 
-class CountingCache(DictCache):
-    """Counts hits."""
+def test_siblings_begin_as_forks(tiny_models: dict[str, Path]) -> None:
+    """Where pages can be shared a prompt is computed once, and its last token for each sequence."""
+    lengths = [(len(prompt), one.n) for prompt, one in zip(prompts(), params(), strict=True)]
+    assert sum(n > 1 for _, n in lengths) > 5
+    shared = counted(tiny_models["llama"], batch=33)
+    assert shared.num_prefilled == sum(length + n - 1 for length, n in lengths)
+    apart = counted(tiny_models["llama"], batch=33, kv="contiguous")
+    assert apart.num_prefilled == sum(length * n for length, n in lengths)
 
-    num_hits = 0
 
-    def match(self, prefix: Prefix, limit: int) -> Hit:
-        hit = super().match(prefix, limit)
-        self.num_hits += hit.num_tokens > 0
-        return hit
+@pytest.mark.parametrize("way", ["plenty", "small pool"])
+@pytest.mark.parametrize("kv", [kv for kv in KV if ", " in kv])
+def test_prefixes_are_found(tiny_models: dict[str, Path], kv: str, way: str) -> None:
+    counting = counted(tiny_models["llama"], batch=2, kv=kv, way=way)
+    # Five prompts, of eleven sequences, may read what came before them under their salt.
+    assert counting.num_hit >= 5 * 12
+    assert (counting.num_evicted > 20) == (way == "small pool")
 
 
-@pytest.mark.parametrize("pool", [None, NEEDS_PREEMPTION])
-def test_prefixes_are_found(tiny_models: dict[str, Path], pool: int | None) -> None:
-    group = KVGroup((0,), 1, 1, BLOCK_SIZE, None, "none", "float32")
-    known = CountingCache(PrefixCacheContext((group,), (1,), ""))
-    counted(tiny_models["llama"], Case(batch=2, cached=True, pool=pool), prefix_cache=known)
-    assert known.num_hits > 5
+def test_without_a_cache_nothing_is(tiny_models: dict[str, Path]) -> None:
+    counting = counted(tiny_models["llama"], batch=2)
+    assert counting.num_hit == counting.num_evicted == 0

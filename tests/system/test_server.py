@@ -177,7 +177,8 @@ def test_chat_is_the_completion_of_the_rendered_template(client: OpenAI) -> None
     assert chat.choices[0].message.role == "assistant"
     assert chat.choices[0].message.content == plain.choices[0].text
     assert chat.choices[0].finish_reason == plain.choices[0].finish_reason
-    assert chat.usage == plain.usage
+    for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert getattr(chat.usage, count) == getattr(plain.usage, count)
 
 
 def test_streamed_chat_is_the_plain_one(client: OpenAI) -> None:

@@ -29,7 +29,9 @@ def test_memory_is_that_of_so_many_sequences_of_that_length(bundled_model: str) 
     run = subprocess.run(command, capture_output=True, check=True, timeout=120)
     found = json.loads(run.stdout)
     assert found["max_model_len"] == {"value": 2048, "why": "named in the config"}
-    assert found["memory"]["num_full_sequences"] == 16
+    (cache,) = [part for part in found["parts"] if part["interface"] == "prefix_cache"]
+    num_sequences = 16 if cache["name"] == "none" else 2 * 16  # the rest is for known prefixes
+    assert found["memory"]["num_full_sequences"] == num_sequences
 
 
 def test_it_serves_as_the_flags_say(serve: Any, bundled_model: str) -> None:

@@ -13,6 +13,9 @@ from pegboard.interfaces.scheduler import (
 RESERVED_OUTPUT = 1024
 """Most output tokens for which room is asked at admission, after a preemption."""
 
+MAX_SKIPS = 32
+"""Most sequences a step that are passed over because another one is computing their beginning."""
+
 CAUTION_DECAY = 0.98
 """What is left of the caution after each step without a preemption."""
 
@@ -21,6 +24,7 @@ class FCFS(Scheduler):
     """Decodes run first, then unfinished prompts, then new requests in order of arrival.
 
     A step's token budget cuts prompts into chunks; a prompt is admitted once its whole KV fits.
+    Requests whose beginning another one is computing are passed over meanwhile.
     When KV runs out, the newest running sequence is preempted. A preemption makes admission
     cautious for a while: newcomers then need room for their output too, so that they are not
     preempted again at once.
@@ -48,11 +52,16 @@ class FCFS(Scheduler):
 
     def _admit(self, queue: QueueView, step: StepBuilder) -> None:
         alone = not queue.running
+        num_skips = 0
         for seq in queue.waiting:
-            if step.num_tokens_left < 1 or step.num_rows_left < 1:
+            if step.num_tokens_left < 1 or step.num_rows_left < 1 or num_skips == MAX_SKIPS:
                 return
-            num_tokens = min(seq.num_pending, step.num_tokens_left)
-            reserve = seq.num_pending - num_tokens
+            if step.waits_for_prefix(seq):
+                num_skips += 1
+                continue
+            num_pending = seq.num_pending - seq.num_cached
+            num_tokens = min(num_pending, step.num_tokens_left)
+            reserve = num_pending - num_tokens
             if not alone:
                 num_left = min(seq.max_tokens - seq.num_output, RESERVED_OUTPUT)
                 reserve += int(num_left * self._caution)

@@ -29,8 +29,8 @@ class LocalExecutor(Executor):
             future.set_exception(error)
         return future
 
-    def call(self, method: str) -> list[Any]:
-        return [self._started().call(method)]
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        return [self._started().call(method, *arguments)]
 
     def health(self) -> str | None:
         return None if self._worker is not None else "worker 0 is not running"

@@ -6,11 +6,13 @@ import logging
 from dataclasses import dataclass
 
 from pegboard.interfaces.observer import (
+    BreakerChanged,
     ErrorHappened,
     Event,
     LoadChanged,
     Observer,
     ObserverContext,
+    PagesNamed,
     RequestArrived,
     SequenceFinished,
     StepDone,
@@ -42,7 +44,8 @@ class _Period:
 class LogObserver(Observer):
     """Writes `key=value` lines to the logger `pegboard.engine`; never a prompt or an answer.
 
-    Arrivals are logged at level DEBUG, ends and summaries at INFO, errors at ERROR.
+    Arrivals are logged at level DEBUG, ends, summaries, resets of the prefix cache and returns of
+    plugins that were cut off at INFO, errors at ERROR.
     """
 
     def __init__(self, context: ObserverContext) -> None:
@@ -58,6 +61,11 @@ class LogObserver(Observer):
             case LoadChanged():
                 if not (event.num_running or event.num_waiting):
                     self._period = None
+            case PagesNamed(cleared=True):
+                logger.info("prefix_cache cleared")
+            case BreakerChanged():
+                if not event.is_open:  # what cut it off came as an error
+                    logger.info("back part=%s name=%s", event.part, event.name)
             case RequestArrived():
                 logger.debug(
                     "arrived id=%s prompt_tokens=%d sequences=%d",

@@ -12,8 +12,11 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pegboard.interfaces.observer import (
+    GUARDED_PARTS,
+    BreakerChanged,
     LoadChanged,
     ObserverContext,
+    PagesNamed,
     RequestArrived,
     SequenceFinished,
     StepDone,
@@ -167,9 +170,15 @@ class RequestMetrics:
             self._computed.observe(event.num_prompt_tokens - event.num_cached_tokens)
         self._close(event)
 
+    def forget_open(self) -> None:
+        """Requests that have arrived are counted by their sequences alone."""
+        self._open.clear()
+
     def _close(self, event: SequenceFinished) -> None:
         """Counts the request with its last sequence."""
-        opened = self._open[event.request_id]
+        opened = self._open.get(event.request_id)
+        if opened is None:
+            return
         opened.num_sequences -= 1
         opened.most_tokens = max(opened.most_tokens, event.num_output_tokens)
         opened.aborted |= event.reason == "abort"
@@ -208,6 +217,11 @@ class StepMetrics:
         self._cached = make.counter("prompt_tokens_cached", "Those of them that a cache had")
         self._queries = make.counter("prefix_cache_queries", "Prompt tokens looked up")
         self._hits = make.counter("prefix_cache_hits", "Prompt tokens that a cache had")
+        self._stored = make.counter("prefix_cache_pages_stored", "KV pages that got a name")
+        self._evicted = make.counter(
+            "prefix_cache_pages_evicted", "KV pages that lost it to others"
+        )
+        self._resets = make.counter("prefix_cache_resets", "Times that all names were forgotten")
         self._prefilled = make.counter("prefill_tokens", "Prompt tokens computed, again included")
         self._generated = make.counter("generation_tokens", "Tokens generated")
         self._first = make.histogram("time_to_first_token_seconds", "Since arrival", _TTFT)
@@ -244,6 +258,12 @@ class StepMetrics:
         ):
             self._seconds.labels(*self._labels, phase).observe(seconds)
 
+    def named(self, event: PagesNamed) -> None:
+        """What the prefix cache knows of late."""
+        self._stored.inc(len(event.stored))
+        self._evicted.inc(len(event.evicted))
+        self._resets.inc(event.cleared)
+
     def load(self, event: StepDone | LoadChanged) -> None:
         """What runs, what waits, and where the KV pages are."""
         self._running.set(event.num_running)
@@ -274,6 +294,27 @@ class _DraftMetrics:
         for accepted in event.accepted_per_draft:
             for position in range(accepted):
                 self._by_position.labels(*self._labels, str(position)).inc()
+
+
+class BreakerMetrics:
+    """Plugins that are cut off."""
+
+    def __init__(self, make: MetricMaker) -> None:
+        trips = make.counter("breaker_trips", "Times that a plugin was cut off", ("part",))
+        cut_off = make.gauge("breaker_open", "Plugins that are cut off", ("part",))
+        # Made at once, as the first trip is the one to see.
+        self._trips = {part: trips.labels(*make.labels, part) for part in GUARDED_PARTS}
+        self._num_open = {part: cut_off.labels(*make.labels, part) for part in GUARDED_PARTS}
+        self._open: set[tuple[str, str]] = set()
+
+    def changed(self, event: BreakerChanged) -> None:
+        part, plugin = event.part, (event.part, event.name)
+        if event.is_open:
+            self._open.add(plugin)
+            self._trips[part].inc()
+        else:
+            self._open.discard(plugin)
+        self._num_open[part].set(sum(other == part for other, _ in self._open))
 
 
 def _one_two_five(most: int) -> tuple[float, ...]:

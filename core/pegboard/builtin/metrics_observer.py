@@ -21,14 +21,22 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict
 
-from pegboard.builtin.metric_families import PREFIX, MetricMaker, RequestMetrics, StepMetrics
+from pegboard.builtin.metric_families import (
+    PREFIX,
+    BreakerMetrics,
+    MetricMaker,
+    RequestMetrics,
+    StepMetrics,
+)
 from pegboard.interfaces.observer import (
+    BreakerChanged,
     ErrorHappened,
     Event,
     LoadChanged,
     MetricsText,
     Observer,
     ObserverContext,
+    PagesNamed,
     RequestArrived,
     SequenceFinished,
     StepDone,
@@ -92,6 +100,7 @@ class MetricsObserver(Observer, MetricsText):
         self._labels = make.labels
         self._requests = RequestMetrics(make, context)
         self._steps = StepMetrics(make, context)
+        self._breakers = BreakerMetrics(make)
         self._errors = make.counter("errors", "Errors by class", ("kind",))
         _say_what_is_set_up(make, context)
         build = Info("pegboard_build", "What runs", registry=self._registries[0])
@@ -107,12 +116,20 @@ class MetricsObserver(Observer, MetricsText):
                 self._steps.done(event)
             case LoadChanged():
                 self._steps.load(event)
+            case PagesNamed():
+                self._steps.named(event)
             case RequestArrived():
                 self._requests.arrived(event)
             case SequenceFinished():
                 self._requests.finished(event)
+            case BreakerChanged():
+                self._breakers.changed(event)
             case ErrorHappened():
                 self._errors.labels(*self._labels, event.kind).inc()
+
+    def resync(self, num_missed: int) -> None:
+        # Of what was open then, ends may have been missed.
+        self._requests.forget_open()
 
     def render(self) -> str:
         return "".join(generate_latest(registry).decode() for registry in self._registries)

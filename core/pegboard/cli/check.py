@@ -56,6 +56,7 @@ def report(config: Config, composition: Composition, ledger: Ledger) -> dict[str
         "threads": _value(config, why, "threads", composition.num_threads),
         "max_model_len": _value(config, why, "max_model_len", composition.max_model_len),
         "block_sizes": [group.block_size for group in composition.groups],
+        "verify_kv": config.kv_cache.verify,
         "parts": [
             _part(config, why, interface, part) for interface, part in composition.parts.items()
         ],
@@ -150,6 +151,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     for key in ("dtype", "device", "threads", "max_model_len"):
         yield f"{key:<14} {found[key]['value']}  ({found[key]['why']})"
     yield f"block size     {', '.join(map(str, found['block_sizes']))} tokens"
+    if found["verify_kv"]:
+        yield "kv_cache       verify: each hit's pages are read and compared first, which is slow"
     yield ""
     yield "parts"
     for part in found["parts"]:

@@ -13,6 +13,7 @@ from pegboard.compose.preparing import Prepared, prepare
 from pegboard.compose.processor_params import processor_params
 from pegboard.compose.worker import OnTensor, build_worker, ignore
 from pegboard.engine.core import EngineCore
+from pegboard.engine.guarded_cache import GuardedCache
 from pegboard.engine.parts import EngineParts
 from pegboard.errors import (
     KernelUnusable,
@@ -26,6 +27,7 @@ from pegboard.interfaces.speculation_policy import SpeculationContext
 from pegboard.plugins.choice import INACTIVE
 from pegboard.plugins.composition import (
     Composition,
+    Part,
     to_json,
 )
 from pegboard.plugins.loader import load_plugins
@@ -66,10 +68,21 @@ def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore
     maker = Maker(load_plugins(composition.manifests), parts_of(prepared.objects)[1])
     groups, num_blocks = composition.groups, composition.num_blocks
 
+    names: dict[int, str] = {}
+
+    def make(part: Part, context: object) -> Any:
+        made = maker.make(part, context)
+        names[id(made)] = part.name
+        return made
+
     def build(interface: str, context: object) -> Any:
-        return maker.make(composition.parts[interface], context)
+        return make(composition.parts[interface], context)
 
     cache = build("prefix_cache", PrefixCacheContext(groups, num_blocks, composition.fingerprint))
+    guarded = GuardedCache(cache, num_blocks, names[id(cache)])
+    scheduling = SchedulerContext(
+        composition.max_num_seqs, composition.max_num_batched_tokens, composition.max_model_len
+    )
     caches_prefixes = INACTIVE not in composition.parts["prefix_cache"].entry.promises
     ledger = {entry.name: entry.num_bytes for entry in prepared.ledger.entries}
     observing = ObserverContext(
@@ -92,24 +105,19 @@ def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore
                     num_blocks,
                     composition.max_model_len,
                     composition.max_num_batched_tokens,
-                    cache,
+                    guarded,
                 ),
             ),
-            prefix_cache=cache,
-            scheduler=build(
-                "scheduler",
-                SchedulerContext(
-                    composition.max_num_seqs,
-                    composition.max_num_batched_tokens,
-                    composition.max_model_len,
-                ),
-            ),
+            prefix_cache=guarded,
+            scheduler=build("scheduler", scheduling),
+            fallback_scheduler=maker.make(_fallback(composition, "scheduler"), scheduling),
             policy=build(
                 "speculation_policy", SpeculationContext(composition.num_speculative_tokens)
             ),
             executor=build("executor", _executor_context(composition, maker, on_tensor)),
             caches_prefixes=caches_prefixes,
-            observers=tuple(maker.make(part, observing) for part in composition.observers),
+            verifies_pages=prepared.config.kv_cache.verify,
+            observers=tuple(make(part, observing) for part in composition.observers),
             max_num_seqs=composition.max_num_seqs,
             max_num_batched_tokens=composition.max_num_batched_tokens,
             max_model_len=composition.max_model_len,
@@ -120,8 +128,20 @@ def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore
             make_detokenizer=_detokenizer_factory(tokenizer),
             processor_params=processor_params(composition),
             seed=composition.seed,
+            name_of=lambda part: names[id(part)],
         )
     )
+
+
+def _fallback(composition: Composition, interface: str) -> Part:
+    """The core's own provider: what the engine goes on with when the chosen one errs."""
+    own = (
+        Part(origin=manifest.origin, entry=entry, path=interface)
+        for manifest in composition.manifests
+        for entry in manifest.provides
+        if manifest.origin.builtin and entry.interface == interface
+    )
+    return next(own, composition.parts[interface])  # the config may leave out the core's own
 
 
 def load_tokenizer(prepared: Prepared) -> Tokenizer | None:

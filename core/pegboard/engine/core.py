@@ -7,21 +7,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pegboard.engine.batch import build_batch
+from pegboard.engine.breaker import CutOff, described
 from pegboard.engine.commit import Committer, Tally
+from pegboard.engine.forks import Forks
+from pegboard.engine.guarded_scheduler import GuardedScheduler
 from pegboard.engine.intake import Intake
 from pegboard.engine.observers import Observers
+from pegboard.engine.page_checksums import PageChecksums
 from pegboard.engine.parts import EngineParts
+from pegboard.engine.prefix_news import PrefixNews
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.queue import Queue
+from pegboard.engine.reporting import ledger_line, step_done
 from pegboard.engine.step_builder import Plan, PlannedStep
 from pegboard.errors import EngineError, RequestError
-from pegboard.interfaces.kv_allocator import KVLedger, SharedPages
+from pegboard.interfaces.kv_allocator import KVLedger
 from pegboard.interfaces.observer import (
     ErrorHappened,
     LoadChanged,
     Observer,
     RequestArrived,
-    StepDone,
 )
 from pegboard.request import Request, SequenceDelta
 from pegboard.step import StepBatch, StepResult
@@ -34,27 +39,34 @@ class EngineCore:
     """Requests in, deltas out, one step at a time. Not thread-safe: one loop calls it.
 
     Between steps it can be asked anything. What it calls (an observer, a scheduler) may look, and not
-    call `add`, `abort`, `step` or `close`: that is an EngineError. A step that fails or is interrupted
-    once it is planned breaks the engine: the deltas that end all requests are still handed out, and
-    no request is taken.
+    call `add`, `abort`, `step`, `reset_prefix_cache` or `close`: that is an EngineError. A step that
+    fails or is interrupted once it is planned breaks the engine: the deltas that end all requests are
+    still handed out, and no request is taken.
     """
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self._queue = Queue(parts.max_num_seqs)
-        self._observers = Observers(parts.observers)
+        self._observers = Observers(parts.observers, parts.name_of)
         self._prefixes = Prefixes(
-            parts.prefix_cache,
-            parts.allocator
-            if parts.caches_prefixes and isinstance(parts.allocator, SharedPages)
-            else None,
+            parts.prefix_cache if parts.caches_prefixes else None,
+            Forks(parts.allocator, parts.groups),
             parts.groups,
             self._note_cache_mistake,
+            PrefixNews(len(parts.groups), bool(parts.observers)),
+            PageChecksums(parts.executor, self._note_changed_page)
+            if parts.verifies_pages
+            else None,
+        )
+        self._scheduler = GuardedScheduler(parts, self._queue, self._new_step)
+        self._breakers = (
+            self._scheduler.breaker,
+            parts.prefix_cache.breaker,
+            *self._observers.breakers,
         )
         self._intake = Intake(parts, self._prefixes)
         self._committer = Committer(parts, self._queue, self._prefixes, self._observers)
         self._step_id = 0
-        self._num_idle_steps = 0
         self._broken: str | None = None
         self._call: str | None = None
         self._closed = False
@@ -103,16 +115,30 @@ class EngineCore:
         """Plans, computes and commits one step.
 
         Raises:
-            EngineError: the executor or the commit failed, and all requests with it; or the
-                scheduler raised, and nothing has changed.
+            EngineError: the executor or the commit failed, and all requests with it.
         """
         with self._alone("step"):
             if self._broken is None:
                 started = time.monotonic()
-                planned = self._plan()
+                planned = self._scheduler.plan()
                 with self._whole():
                     self._run(planned.apply(started), started)
+                self._tell_breakers()
             return self._committer.take_deltas()
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets the prefix cache's names: no sequence begins with what was computed before. Running
+        ones go on with what they have.
+
+        Raises:
+            EngineError: the engine is broken.
+        """
+        with self._alone("reset_prefix_cache"):
+            if self._broken is not None:
+                raise EngineError(self._broken)
+            self._prefixes.reset(self._queue.running)
+            self._tell_names()
+            self._tell_breakers()
 
     def has_work(self) -> bool:
         """Whether a request is open, or `step` has deltas to hand out."""
@@ -134,8 +160,17 @@ class EngineCore:
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """Those that still listen."""
+        """Those that are not cut off."""
         return self._observers.listening
+
+    @property
+    def cut_off(self) -> tuple[CutOff, ...]:
+        """Plugins that the engine does without for now."""
+        return tuple(entry for breaker in self._breakers if (entry := breaker.cut_off))
+
+    def metrics(self) -> str:
+        """What the observers that keep metrics say, in Prometheus text format."""
+        return self._observers.render()
 
     def close(self) -> None:
         """Ends what is open, and the workers, and tells observers. Idempotent."""
@@ -172,11 +207,11 @@ class EngineCore:
             self._break(str(error), error.__cause__ or error)
             raise
         except Exception as error:
-            line = f"the step failed: {_described(error)}"
+            line = f"the step failed: {described(error)}"
             self._break(line, error)
             raise EngineError(line) from error
         except BaseException as error:
-            self._break(f"the step was interrupted: {_described(error)}", error)
+            self._break(f"the step was interrupted: {described(error)}", error)
             raise
 
     def _break(self, line: str, error: BaseException) -> None:
@@ -184,18 +219,10 @@ class EngineCore:
         self._broken = line
         self._observers.tell(ErrorHappened(type(error).__name__, line))
         self._committer.abandon("error", time.monotonic(), line)
+        self._tell_breakers()
 
-    def _plan(self) -> PlannedStep:
-        planned = PlannedStep(self._parts, self._queue, self._prefixes, self._note_policy_mistake)
-        try:
-            with self._parts.allocator.transaction():
-                self._parts.scheduler.plan(self._queue, planned)
-        except Exception as error:
-            self._observers.tell(ErrorHappened(type(error).__name__, str(error)))
-            raise EngineError(f"planning a step failed: {_described(error)}") from error
-        finally:
-            planned.close()
-        return planned
+    def _new_step(self) -> PlannedStep:
+        return PlannedStep(self._parts, self._queue, self._prefixes, self._note_policy_mistake)
 
     def _run(self, plan: Plan, started: float) -> None:
         if plan.entries:
@@ -208,11 +235,12 @@ class EngineCore:
             )
             result = self._execute(batch)
             tally = self._commit(plan, result)
+            self._prefixes.settle()
+            self._tell_names()
             self._report(plan, result, tally, started)
-        self._watch_liveness(plan)
+        self._watch_liveness()
         if not plan.entries and self._committer.has_deltas:
-            now, num_running, num_waiting = time.monotonic(), self.num_running, self.num_waiting
-            self._observers.tell(LoadChanged(now, num_running, num_waiting, self.ledger()))
+            self._observers.tell(self._load())
 
     def _execute(self, batch: StepBatch) -> StepResult:
         self._step_id += 1
@@ -224,76 +252,48 @@ class EngineCore:
                 )
             return result
         except Exception as error:
-            raise EngineError(f"the executor failed: {_described(error)}") from error
+            raise EngineError(f"the executor failed: {described(error)}") from error
 
     def _commit(self, plan: Plan, result: StepResult) -> Tally:
         tally = self._committer.commit(plan, result, time.monotonic())
         self._parts.allocator.fence(result.step_id)
+        self._scheduler.note(plan.num_preempted, tally.num_output_tokens)
         return tally
 
     def _report(self, plan: Plan, result: StepResult, tally: Tally, started: float) -> None:
-        if not self._observers:
-            return
-        now = time.monotonic()
-        num_prefill = num_decode = 0
-        for entry in plan.entries:
-            if entry.num_tokens == 1 and entry.start >= entry.seq.num_prompt:
-                num_decode += 1 + entry.verify
-            else:
-                num_prefill += entry.num_tokens + entry.verify
-        admitted = [entry.seq for entry in plan.admitted if not entry.seq.num_preemptions]
-        self._observers.tell(
-            StepDone(
-                step_id=result.step_id,
-                time=now,
-                duration_s=now - started,
-                forward_s=result.forward_s,
-                sampling_s=result.sampling_s,
-                drafting_s=result.drafting_s,
-                num_prefill_tokens=num_prefill,
-                num_decode_tokens=num_decode,
-                num_output_tokens=tally.num_output_tokens,
-                num_running=self.num_running,
-                num_waiting=self.num_waiting,
-                num_preempted=plan.num_preempted,
-                num_drafts_tried=tally.num_drafts_tried,
-                num_drafts_accepted=tally.num_drafts_accepted,
-                kv=self.ledger(),
-                first_token_s=tuple(tally.first_token_s),
-                inter_token_s=tuple(tally.inter_token_s),
-                num_sequences=len(plan.entries),
-                num_prompt_tokens=tally.num_prompt_tokens,
-                num_cached_prompt_tokens=tally.num_cached_prompt_tokens,
-                num_prefix_queries=sum(seq.num_prompt for seq in admitted),
-                num_prefix_hits=sum(seq.num_cached_tokens for seq in admitted),
-                accepted_per_draft=tuple(tally.accepted_per_draft),
-            )
-        )
+        if self._observers:
+            self._observers.tell(step_done(plan, result, tally, started, self._load()))
 
-    def _watch_liveness(self, plan: Plan) -> None:
+    def _load(self) -> LoadChanged:
+        return LoadChanged(time.monotonic(), self.num_running, self.num_waiting, self.ledger())
+
+    def _watch_liveness(self) -> None:
         """Fails the first request when nothing can be planned for too long."""
+        if self._scheduler.num_idle < MAX_IDLE_STEPS:
+            return
+        self._scheduler.num_idle = 0
         stuck = self._queue.running or self._queue.waiting
-        if plan.entries or not stuck:
-            self._num_idle_steps = 0
-            return
-        self._num_idle_steps += 1
-        if self._num_idle_steps < MAX_IDLE_STEPS:
-            return
-        self._num_idle_steps = 0
         opened = stuck[0].owner
-        error = f"nothing could be planned for {MAX_IDLE_STEPS} steps; KV: {self._ledger_line()}"
+        ledger = ledger_line(self.ledger())
+        error = f"nothing could be planned for {MAX_IDLE_STEPS} steps; KV: {ledger}"
         self._observers.tell(ErrorHappened("Stalled", error, opened.request.request_id))
         self._committer.end(opened, "error", time.monotonic(), error)
 
-    def _ledger_line(self) -> str:
-        return ", ".join(f"group {index}: {entry}" for index, entry in enumerate(self.ledger()))
+    def _tell_breakers(self) -> None:
+        for breaker in self._breakers:
+            for event in breaker.take_news():
+                self._observers.tell(event)
+
+    def _tell_names(self) -> None:
+        event = self._prefixes.news.take()
+        if event is not None:
+            self._observers.tell(event)
+
+    def _note_changed_page(self, message: str) -> None:
+        self._observers.tell(ErrorHappened("PageChanged", message))
 
     def _note_cache_mistake(self, message: str) -> None:
-        self._observers.tell(ErrorHappened("PrefixCacheMistake", message))
+        self._parts.prefix_cache.breaker.mistake(message)
 
     def _note_policy_mistake(self, message: str) -> None:
         self._observers.tell(ErrorHappened("SpeculationPolicyMistake", message))
-
-
-def _described(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")

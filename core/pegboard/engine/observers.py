@@ -1,47 +1,93 @@
-"""Telling observers; one that raises is dropped."""
+"""Telling observers; one that errs is not told for a while."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from pegboard.interfaces.observer import Event, Observer
+from pegboard.engine.breaker import Breaker, PluginErred
+from pegboard.interfaces.observer import Event, MetricsText, Observer
 
 _logger = logging.getLogger(__name__)
 
 
-class Observers:
-    """The observers that still listen."""
+class _Guarded:
+    """One observer behind its breaker."""
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = list(observers)
+    def __init__(self, observer: Observer, name: str) -> None:
+        self.observer = observer
+        self.breaker = Breaker("observer", name)
+        self._num_missed = 0
+
+    def tell(self, event: Event) -> None:
+        if self.breaker.is_open and not self._is_back():
+            self._num_missed += 1
+            return
+        try:
+            self.breaker.call(self.observer.observe, event)
+        except PluginErred:
+            # Nobody may be left whose task it is to log.
+            _logger.exception("observer %s is cut off", self.breaker.name)
+        else:
+            self.breaker.confirm()
+
+    def render(self) -> str:
+        if self.breaker.is_open or not isinstance(self.observer, MetricsText):
+            return ""
+        try:
+            return self._rendered(self.observer)
+        except PluginErred:
+            return ""
+
+    def close(self) -> None:
+        try:
+            self.observer.close()
+        except (Exception, SystemExit):
+            _logger.exception("closing observer %s raised", self.breaker.name)
+
+    def _is_back(self) -> bool:
+        if not self.breaker.retry(self.observer.resync, self._num_missed):
+            return False
+        self._num_missed = 0
+        return True
+
+    def _rendered(self, observer: MetricsText) -> str:
+        text = self.breaker.call(observer.render)
+        if not isinstance(text, str):
+            raise self.breaker.mistake(f"render answered a {type(text).__name__}; allowed: a str")
+        return text
+
+
+class Observers:
+    """All observers of an engine."""
+
+    def __init__(self, observers: Sequence[Observer], name_of: Callable[[object], str]) -> None:
+        self._all = [_Guarded(observer, name_of(observer)) for observer in observers]
 
     def __bool__(self) -> bool:
-        return bool(self._observers)
+        return bool(self._all)
+
+    @property
+    def breakers(self) -> tuple[Breaker, ...]:
+        """One each."""
+        return tuple(guarded.breaker for guarded in self._all)
 
     @property
     def listening(self) -> tuple[Observer, ...]:
-        return tuple(self._observers)
+        """Those that are not cut off."""
+        return tuple(guarded.observer for guarded in self._all if not guarded.breaker.is_open)
 
     def tell(self, event: Event) -> None:
         """Passes an event on."""
-        for observer in tuple(self._observers):
-            try:
-                observer.observe(event)
-            except (Exception, SystemExit):  # it may not end the engine by sys.exit either
-                _logger.exception("observer %s raised and is dropped", type(observer).__name__)
-                self._observers.remove(observer)
-                _close(observer)
+        for guarded in self._all:
+            guarded.tell(event)
+
+    def render(self) -> str:
+        """The metrics of those that have some and are not cut off."""
+        return "".join(guarded.render() for guarded in self._all)
 
     def close(self) -> None:
         """Closes all. Idempotent."""
-        for observer in self._observers:
-            _close(observer)
-        self._observers.clear()
-
-
-def _close(observer: Observer) -> None:
-    try:
-        observer.close()
-    except (Exception, SystemExit):
-        _logger.exception("closing observer %s raised", type(observer).__name__)
+        closing, self._all = self._all, []
+        for guarded in closing:
+            guarded.close()

@@ -34,11 +34,21 @@ class PageContents:
             if pages[block]:
                 self._digests[group, pages[block]] = digests[block]
 
-    def drop(self, growth: Growth) -> None:
-        """These pages are handed out, and will be written to."""
+    def digest(self, group: int, page: int) -> bytes | None:
+        """Of what the page holds; None: nothing that is known."""
+        return self._digests.get((group, page))
+
+    def clear(self) -> None:
+        """Nothing computed so far may be found again."""
+        self._digests.clear()
+
+    def drop(self, growth: Growth) -> bool:
+        """These pages are handed out, and will be written to. Returns whether one held anything."""
+        held = False
         for group, slots in enumerate(growth.slots):
             for _, page in slots:
-                self._digests.pop((group, page), None)
+                held |= self._digests.pop((group, page), None) is not None
+        return held
 
     def confirm(self, seq: EngineSequence, hit: Hit, limit: int) -> bool:
         """Whether the hit's pages hold the sequence's first tokens, at most `limit` of them."""

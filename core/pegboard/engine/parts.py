@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pegboard.engine.guarded_cache import GuardedCache
 from pegboard.interfaces.executor import Executor
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import KVAllocator
 from pegboard.interfaces.observer import Observer
-from pegboard.interfaces.prefix_cache import PrefixCache
 from pegboard.interfaces.scheduler import Scheduler
 from pegboard.interfaces.speculation_policy import SpeculationPolicy
 from pegboard.request import SamplingParams
@@ -28,6 +28,10 @@ class Detokenizer(Protocol):
         ...
 
 
+def _class_name(part: object) -> str:
+    return type(part).__name__
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
     """The parts of one engine, and its limits.
@@ -36,6 +40,8 @@ class EngineParts:
         groups: KV groups, in the order of the executor's block tables.
         num_blocks: pages of each group, page 0 included.
         allocator, prefix_cache, scheduler, policy, executor: one each; not shared between engines.
+            The allocator asks the same guarded cache.
+        fallback_scheduler: plans while the scheduler is cut off.
         caches_prefixes: whether the prefix cache ever knows one; if not, it is not asked.
         observers: told of events, in this order.
         max_num_seqs: most running sequences.
@@ -49,13 +55,16 @@ class EngineParts:
         processor_params: logits processors' validated parameters of a request, only those that act.
             Raises RequestError.
         seed: seeds of requests without one are derived from it; None: they are random.
+        name_of: what messages call the scheduler or an observer.
+        verifies_pages: whether a cached page's bytes are compared at every hit; slow.
     """
 
     groups: tuple[KVGroup, ...]
     num_blocks: tuple[int, ...]
     allocator: KVAllocator
-    prefix_cache: PrefixCache
+    prefix_cache: GuardedCache
     scheduler: Scheduler
+    fallback_scheduler: Scheduler
     policy: SpeculationPolicy
     executor: Executor
     observers: tuple[Observer, ...]
@@ -70,3 +79,5 @@ class EngineParts:
     processor_params: Callable[[SamplingParams], dict[str, dict[str, Any]]]
     seed: int | None
     caches_prefixes: bool = True
+    verifies_pages: bool = False
+    name_of: Callable[[object], str] = _class_name

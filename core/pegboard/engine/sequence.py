@@ -50,6 +50,7 @@ class Sequence:
         seq_id: unique in the engine; its owner name in the allocator.
         owner: the request.
         row: the worker's row; None while it waits.
+        salt: KV is shared within it alone.
         min_tokens: output tokens before which no stop text counts.
         num_known: tokens, prompt and output; all committed.
         num_computed: known tokens whose KV is in place.
@@ -59,6 +60,7 @@ class Sequence:
         num_drafts, confidences: draft nodes that the row holds.
         num_tried, num_accepted: draft depths compared and accepted so far.
         num_cached_tokens: prompt tokens that a cache served at the first admission.
+        hit, hit_version: what the cache was found to serve, and when: see `Prefixes.match`.
         prompt_logprobs: collected until the first delta; None: not asked for, or handed out.
         ended: why it ended; None while it goes on.
         stop_reason: see `SequenceDelta`.
@@ -74,6 +76,8 @@ class Sequence:
         "confidences",
         "ended",
         "first_token_at",
+        "hit",
+        "hit_version",
         "index",
         "last_token_at",
         "max_known",
@@ -93,6 +97,7 @@ class Sequence:
         "priority",
         "prompt_logprobs",
         "row",
+        "salt",
         "seq_id",
         "stop_reason",
         "tenant",
@@ -109,6 +114,7 @@ class Sequence:
         self.arrival = owner.arrival
         self.priority = request.priority
         self.tenant = request.tenant
+        self.salt = request.cache_salt
         self.max_known = owner.max_known
         self.min_tokens = request.params.min_tokens
         self.text = text
@@ -117,6 +123,7 @@ class Sequence:
         self._tokens[: self.num_prompt] = request.prompt_token_ids
         self._prefixes = prefixes
         self._digests: dict[int, list[bytes]] = {}
+        self.hit, self.hit_version = prefixes.miss, -1
         self.row: int | None = None
         self.num_computed = self.num_reserved = self.num_published = self.num_trimmed = 0
         self.num_drafts = self.num_tried = self.num_accepted = 0
@@ -150,7 +157,7 @@ class Sequence:
 
     @property
     def num_cached(self) -> int:
-        return 0 if self.row is not None else self._prefixes.match(self).num_tokens
+        return 0 if self.row is not None else self._prefixes.num_ready(self)
 
     @property
     def token_ids(self) -> Int32:
@@ -161,8 +168,13 @@ class Sequence:
         """Digests of the tokens up to the end of each block; at least the first `count`."""
         digests = self._digests.setdefault(block_size, [])
         block_bytes = block_size * self._tokens.itemsize
-        extend_digests(digests, self._tokens.data.cast("B"), block_bytes, count, self.tenant)
+        extend_digests(digests, self._tokens.data.cast("B"), block_bytes, count, self.salt)
         return digests
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether what it has computed may not serve others: the cache was reset meanwhile."""
+        return self.num_published >= self.max_known
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -202,6 +214,7 @@ class Sequence:
         self.row = None
         self.num_computed = self.num_reserved = self.num_published = self.num_trimmed = 0
         self.num_drafts, self.confidences = 0, ()
+        self.hit, self.hit_version = self._prefixes.miss, -1
 
     def _append(self, token_id: int) -> None:
         if self.num_known == len(self._tokens):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import index
 from typing import Literal
 
 import msgspec
 
+from pegboard.engine.coming_prefixes import ComingPrefixes
+from pegboard.engine.headroom import has_headroom
 from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.queue import Queue
@@ -31,6 +33,7 @@ class Entry(msgspec.Struct, gc=False):
         reserved: slots in all that were made for later; 0: none.
         growth: new table entries and copies.
         hit: pages that a newly admitted sequence begins with; None: it ran already.
+        is_fork: whether they are a sibling's, not a cache's.
     """
 
     seq: Sequence
@@ -42,6 +45,12 @@ class Entry(msgspec.Struct, gc=False):
     reserved: int
     growth: Growth
     hit: Hit | None
+    is_fork: bool
+
+    @property
+    def num_slots(self) -> int:
+        """Slots in all, those for drafts not counted."""
+        return max(self.start + self.num_tokens, self.reserved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +87,24 @@ class PlannedStep(StepBuilder):
         self._is_open = True
         self._on_policy_mistake = on_policy_mistake
         self._allocator = parts.allocator
+        self._groups = parts.groups
         self._policy = parts.policy
         self._max_drafts = parts.num_speculative_tokens
         self._queue = queue
         self._prefixes = prefixes
         self._entries: dict[int, Entry] = {}
+        self._changed: dict[int, Entry] = {}
         self._preempted: dict[int, Sequence] = {}
+        prefixes.forks.gone = self._preempted
+        self._coming: ComingPrefixes | None = None
         self._num_tokens_left = parts.max_num_batched_tokens
         self._num_rows_left = queue.num_free_rows
         self._nothing: tuple[tuple[tuple[int, int], ...], ...] = tuple(() for _ in parts.groups)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody computes anything in it."""
+        return not self._entries
 
     @property
     def num_tokens_left(self) -> int:
@@ -108,20 +126,28 @@ class PlannedStep(StepBuilder):
         return self._schedule(known, num_tokens, reserve, None)
 
     def waits_for_prefix(self, seq: SequenceView) -> bool:
-        return False
+        known = self._queue.sequence(seq.seq_id)
+        if not self._is_open or known is None or known.row is not None:
+            return False
+        if known.seq_id in self._entries:
+            return False
+        if self._coming is None:
+            self._coming = ComingPrefixes(self._prefixes, self._computing())
+        return self._coming.serve(known)
 
     def preempt(self, seq: SequenceView) -> bool:
         known = self._queue.sequence(seq.seq_id)
         if not self._is_open or known is None or known is self._protected():
             return False
-        entry = self._entries.get(known.seq_id)
-        if entry is None and (known.row is None or known.seq_id in self._preempted):
+        is_planned = known.seq_id in self._entries
+        if not is_planned and (known.row is None or known.seq_id in self._preempted):
             return False
-        if entry is not None:
-            del self._entries[known.seq_id]
-            self._num_tokens_left += entry.num_tokens + entry.verify
+        if is_planned:
+            self._withdraw(known)
         if known.row is not None:
             self._preempted[known.seq_id] = known
+        if self._coming is not None:
+            self._coming.discard(known.seq_id)
         self._allocator.release(known.seq_id)
         self._num_rows_left += 1
         return True
@@ -139,38 +165,86 @@ class PlannedStep(StepBuilder):
         self._queue.admit([entry.seq for entry in admitted])
         for entry in admitted:
             seq = entry.seq
-            seq.num_computed = seq.num_published = entry.start
+            seq.num_computed = entry.start
+            seq.num_published = entry.start // self._prefixes.stride * self._prefixes.stride
+            num_cached = 0 if entry.is_fork else entry.start
+            if num_cached:
+                self._prefixes.use(seq, num_cached)
             if seq.admitted_at is None:
                 seq.admitted_at = now
-                seq.num_cached_tokens = min(entry.start, seq.num_prompt)
+                seq.num_cached_tokens = min(num_cached, seq.num_prompt)
         for entry in entries:
             if entry.reserved > entry.seq.num_reserved:
                 entry.seq.num_reserved = entry.reserved
-        changed = tuple(entry for entry in entries if self._changes_tables(entry))
-        for entry in changed:
-            self._prefixes.handed_out(entry.growth)
-        return Plan(entries, admitted, changed, len(self._preempted))
-
-    def _changes_tables(self, entry: Entry) -> bool:
-        growth, nothing = entry.growth, self._nothing
-        return entry.hit is not None or growth.slots != nothing or growth.copies != nothing
+        return Plan(entries, admitted, tuple(self._changed.values()), len(self._preempted))
 
     def _admit(self, seq: Sequence, num_tokens: int, reserve: int) -> bool:
-        if self._num_rows_left < 1:
+        if self._num_rows_left < 1 or not self._has_headroom(seq):
             return False
-        hit = self._prefixes.match(seq)
-        if hit.num_tokens:
-            hit = self._prefixes.adopt(seq, hit)
-        added = self._schedule(seq, num_tokens, reserve, hit)
+        forks, hit = self._prefixes.forks, self._prefixes.match(seq)
+        parent = forks.parent(seq) if hit.num_tokens < seq.num_prompt - 1 else None
+        hit = self._prefixes.begin(seq) if parent is None else forks.fork(parent, seq)
+        added = self._schedule(seq, num_tokens, reserve, hit, is_fork=parent is not None)
+        if added and not self._has_headroom(seq):
+            self._withdraw(seq)
+            added = False
         if not added:
             self._allocator.release(seq.seq_id)
         if not added and hit.num_tokens and not self._entries and not self._queue.num_running:
             # Nobody will give pages back, so what the hit holds has to be room for others.
             added = self._schedule(seq, num_tokens, reserve, self._prefixes.miss)
+        if added and self._coming is not None:
+            self._coming.add(seq, self._entries[seq.seq_id].start)
         self._num_rows_left -= added
         return added
 
-    def _schedule(self, seq: Sequence, num_tokens: int, reserve: int, hit: Hit | None) -> bool:
+    def _withdraw(self, seq: Sequence) -> None:
+        """Its entry goes."""
+        entry = self._entries.pop(seq.seq_id)
+        self._changed.pop(seq.seq_id, None)
+        self._num_tokens_left += entry.num_tokens + entry.verify
+
+    def _has_headroom(self, newcomer: Sequence) -> bool:
+        """Whether those who run beside a newcomer have room to grow."""
+        num_rows = self._queue.num_running + self._queue.num_free_rows
+        num_running = num_rows - self._num_rows_left
+        return not num_running or has_headroom(
+            self._allocator,
+            self._groups,
+            num_running,
+            (
+                (max(seq.num_reserved, seq.num_computed, end), seq.max_known - 1)
+                for seq, _, end in self._running()
+                if seq is not newcomer
+            ),
+        )
+
+    def _computing(self) -> Iterator[tuple[Sequence, int]]:
+        """Those that run and have known tokens to compute, and where they start."""
+        for seq, start, _ in self._running():
+            if seq.num_known - start > 1:
+                yield seq, start
+
+    def _running(self) -> Iterator[tuple[Sequence, int, int]]:
+        """Those that run, the newly admitted included; where they start, and the slots they have
+        been given in this plan."""
+        for seq in self._queue.running:
+            if seq.seq_id not in self._preempted:
+                entry = self._entries.get(seq.seq_id)
+                yield seq, seq.num_computed, entry.num_slots if entry else 0
+        for entry in self._entries.values():
+            if entry.hit is not None:
+                yield entry.seq, entry.start, entry.num_slots
+
+    def _schedule(
+        self,
+        seq: Sequence,
+        num_tokens: int,
+        reserve: int,
+        hit: Hit | None,
+        *,
+        is_fork: bool = False,
+    ) -> bool:
         start = seq.num_computed if hit is None else hit.num_tokens
         num_pending = seq.num_known - start
         if num_tokens > num_pending:
@@ -192,9 +266,15 @@ class PlannedStep(StepBuilder):
         if growth is None:
             return False
         reserved = end + reserve if reserve else 0
-        self._entries[seq.seq_id] = Entry(
-            seq, start, num_tokens, samples, verify, propose, reserved, growth, hit
+        entry = self._entries[seq.seq_id] = Entry(
+            seq, start, num_tokens, samples, verify, propose, reserved, growth, hit, is_fork
         )
+        if growth.slots != self._nothing:
+            # At once: what a page held is void for those who are admitted later in this plan too.
+            self._prefixes.handed_out(growth)
+            self._changed[seq.seq_id] = entry
+        elif hit is not None:
+            self._changed[seq.seq_id] = entry
         self._num_tokens_left -= num_tokens + verify
         return True
 

@@ -25,8 +25,9 @@ class Worker(ABC):
         """Runs one step."""
 
     @abstractmethod
-    def call(self, method: str) -> Any:
-        """A rare question by name (`memory`: bytes by ledger entry)."""
+    def call(self, method: str, *arguments: Any) -> Any:
+        """A rare question by name: `memory` (bytes by ledger entry), `page_checksums` (group, pages: a
+        number for each page). Arguments and answer are plain values."""
 
     @abstractmethod
     def close(self) -> None:
@@ -61,8 +62,8 @@ class Executor(ABC):
         """Runs a step on all workers. An exception of a worker is the future's."""
 
     @abstractmethod
-    def call(self, method: str) -> list[Any]:
-        """`Worker.call` on each worker, by rank."""
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """`Worker.call` on each worker, by rank. No step is in flight."""
 
     @abstractmethod
     def health(self) -> str | None:

@@ -163,7 +163,36 @@ class PagesNamed:
     cleared: bool = False
 
 
-Event = RequestArrived | SequenceFinished | StepDone | LoadChanged | PagesNamed | ErrorHappened
+GUARDED_PARTS = ("scheduler", "prefix_cache", "observer")
+"""Interfaces whose plugins are cut off when they err: the engine can do without."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerChanged:
+    """A plugin was cut off, or is back.
+
+    Attributes:
+        part: its interface, one of `GUARDED_PARTS`.
+        name: its name in the config.
+        is_open: whether it is cut off, and the engine does without.
+        reason: what it had done.
+    """
+
+    part: str
+    name: str
+    is_open: bool
+    reason: str
+
+
+Event = (
+    RequestArrived
+    | SequenceFinished
+    | StepDone
+    | LoadChanged
+    | PagesNamed
+    | BreakerChanged
+    | ErrorHappened
+)
 
 
 def kv_usage(ledgers: Sequence[KVLedger]) -> float:
@@ -174,7 +203,7 @@ def kv_usage(ledgers: Sequence[KVLedger]) -> float:
 
 
 class Observer(ABC):
-    """Hears events. It must not change what it gets; an exception drops the observer, logged."""
+    """Hears events. It must not change what it gets; an exception cuts it off for a while, logged."""
 
     @abstractmethod
     def observe(self, event: Event) -> None:

@@ -58,7 +58,8 @@ class SequenceView(Protocol):
 
     @property
     def num_cached(self) -> int:
-        """Tokens that a cache would serve if it were admitted now."""
+        """Tokens that it would begin with if it were admitted now: a cache's, or, of a request with
+        several sequences, the prompt that a running one has computed."""
         ...
 
     @property

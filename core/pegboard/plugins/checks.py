@@ -52,6 +52,7 @@ def check_parts(
     """
     _check_parallel(config, shape, parts, chooser)
     _check_drafter(config, parts, chooser)
+    _check_verify(config, parts, chooser)
     _check_features(parts, used, chooser)
     for interface in ("model", "checkpoint_source"):
         part = parts[interface]
@@ -102,6 +103,17 @@ def _check_drafter(config: Config, parts: Mapping[str, Part], chooser: Chooser) 
                 plugin=drafter.origin.plugin,
                 fix=f"leave out drafter.{key}",
             )
+
+
+def _check_verify(config: Config, parts: Mapping[str, Part], chooser: Chooser) -> None:
+    cache = parts.get("prefix_cache")
+    if config.kv_cache.verify and cache is not None and INACTIVE in cache.entry.promises:
+        chooser.refuse(
+            "inactive",
+            f"kv_cache.verify: true, but prefix_cache {cache.name!r} has no pages to compare",
+            plugin=cache.origin.plugin,
+            fix="leave out kv_cache.verify, or name a prefix cache",
+        )
 
 
 def _check_features(parts: Mapping[str, Part], used: Sequence[Part], chooser: Chooser) -> None:

@@ -49,6 +49,8 @@ class Chooser:
         dtype: activation dtype.
         head_sizes: elements a head, of all layers.
         refusals, decisions: filled while choosing.
+        chosen: interface to its part, of those chosen so far: `auto` takes nothing that needs a
+            feature which they do not have.
     """
 
     catalog: Catalog
@@ -58,9 +60,16 @@ class Chooser:
     head_sizes: frozenset[int]
     refusals: list[Refusal] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
+    chosen: dict[str, Part] = field(default_factory=dict)
 
     def choose(self, wanted: Wanted, check: Check = lambda entry: []) -> Part | None:
         """The provider; None when there is none, the reasons being in `refusals`."""
+        part = self._choose(wanted, check)
+        if part is not None:
+            self.chosen[wanted.interface] = part
+        return part
+
+    def _choose(self, wanted: Wanted, check: Check) -> Part | None:
         for given in self.objects.get(wanted.interface, ()):
             self._refuse(given.origin, self._reasons(given, check), given.entry.name)
             return given
@@ -115,7 +124,7 @@ class Chooser:
                 wanted.name == "on" and INACTIVE in offer.entry.promises
             ):
                 continue
-            reasons = self._reasons(offer, check)
+            reasons = [*self._reasons(offer, check), *self._lacking(offer.entry)]
             if reasons:
                 against.append(f"{offer.entry.name} ({', '.join(reasons)})")
             else:
@@ -204,6 +213,15 @@ class Chooser:
 
     def _reasons(self, provided: Offer | Part, check: Check) -> list[str]:
         return [*self.misfits(provided), *check(provided.entry)]
+
+    def _lacking(self, entry: Provides) -> list[str]:
+        """Features that it needs of parts chosen so far, and that they do not have."""
+        return [
+            f"needs {feature}, which {provider.name!r} does not have"
+            for feature in entry.requires.features
+            if (provider := self.chosen.get(feature.partition(".")[0])) is not None
+            and feature.partition(".")[2] not in provider.entry.promises
+        ]
 
     def _refuse(self, origin: Origin, reasons: Sequence[str], key: str) -> None:
         for reason in reasons:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -42,3 +43,16 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 def num_bytes(kv: Sequence[LayerKV]) -> int:
     """Bytes of all tensors."""
     return sum(tensor.nbytes for layer in kv for tensor in layer.values())
+
+
+def page_checksums(kv: Sequence[LayerKV], layers: Sequence[int], pages: Sequence[int]) -> list[int]:
+    """For each page, the CRC-32 of its bytes in the tensors of the layers, scales included."""
+    tensors = [tensor for layer in layers for tensor in kv[layer].values()]
+    return [_checksum(tensors, page) for page in pages]
+
+
+def _checksum(tensors: Sequence[torch.Tensor], page: int) -> int:
+    value = 0
+    for tensor in tensors:
+        value = zlib.crc32(tensor[page].reshape(-1).view(torch.uint8).cpu().numpy().data, value)
+    return value

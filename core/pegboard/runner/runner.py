@@ -82,15 +82,22 @@ class Runner(Worker):
             drafting_s=drafting_s,
         )
 
-    def call(self, method: str) -> Any:
-        """Answers `memory`: bytes by ledger entry, as far as the worker knows them.
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Answers `memory`: bytes by ledger entry, as far as the worker knows them; and
+        `page_checksums` of a group and its pages.
 
         Raises:
             EngineError: any other question.
         """
-        if method != "memory":
-            raise EngineError(f"worker: unknown question {method!r}; allowed: memory")
-        return {"kv": kv_tensors.num_bytes(self._running().kv)}
+        on = self._running()
+        match method, *arguments:
+            case ["memory"]:
+                return {"kv": kv_tensors.num_bytes(on.kv)}
+            case ["page_checksums", int(group), pages]:
+                return kv_tensors.page_checksums(on.kv, on.groups[group].layers, pages)
+        raise EngineError(
+            f"worker: unknown question {method!r}; allowed: memory, page_checksums of group and pages"
+        )
 
     def close(self) -> None:
         if self._parts is not None:

@@ -15,7 +15,9 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from pegboard.config import ServerConfig
+from pegboard.engine.breaker import CutOff
 from pegboard.server.call import Call
+from pegboard.server.caller import caller
 from pegboard.server.chat import chat_call, chat_chunks, chat_reply
 from pegboard.server.completions import completion_call, completion_chunks, completion_reply
 from pegboard.server.engine_client import EngineClient
@@ -156,7 +158,7 @@ def _add_openai_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, http: Request) -> Response:
         with service.preparing():
-            call = await completion_call(body, service.model, service.config.limits, _tenant(http))
+            call = await completion_call(body, service.model, service.config.limits, caller(http))
         if body.stream:
             return await service.stream(http, call, completion_chunks)
         return await service.answer(http, call, completion_reply)
@@ -164,7 +166,7 @@ def _add_openai_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, http: Request) -> Response:
         with service.preparing():
-            call = await chat_call(body, service.model, service.config.limits, _tenant(http))
+            call = await chat_call(body, service.model, service.config.limits, caller(http))
         if body.stream:
             return await service.stream(http, call, chat_chunks)
         return await service.answer(http, call, chat_reply)
@@ -193,8 +195,9 @@ def _add_operator_routes(app: FastAPI, service: Service, registry: CollectorRegi
 
     @app.get("/health")
     async def health() -> Response:
-        """200 while the engine lives; load balancers want `/ready`."""
-        return _state(service.state, ("ready", "draining"))
+        """200 while the engine lives; load balancers want `/ready`. Plugins that the engine does without
+        for now are named, with what they did."""
+        return _state(service.state, ("ready", "draining"), service.engine.cut_off)
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -211,6 +214,13 @@ def _add_operator_routes(app: FastAPI, service: Service, registry: CollectorRegi
             msgspec.json.encode({"version": app.version}), media_type="application/json"
         )
 
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Response:
+        """200 once no request can begin with KV computed before."""
+        service.check_ready()
+        await service.engine.reset_prefix_cache()
+        return Response(msgspec.json.encode({"status": "ok"}), media_type="application/json")
+
     @app.get("/metrics")
     async def metrics() -> Response:
         engine = service.engine
@@ -222,14 +232,13 @@ def _add_operator_routes(app: FastAPI, service: Service, registry: CollectorRegi
         return Response(text, headers={"content-type": METRICS_TYPE})
 
 
-def _state(state: State, healthy: tuple[State, ...]) -> Response:
+def _state(state: State, healthy: tuple[State, ...], cut_off: tuple[CutOff, ...] = ()) -> Response:
     status = 200 if state in healthy else 503
-    body = msgspec.json.encode({"status": state})
+    said: dict[str, object] = {"status": state}
+    if cut_off:
+        said["cut_off"] = cut_off
+    body = msgspec.json.encode(said)
     return Response(body, status_code=status, media_type="application/json")
-
-
-def _tenant(http: Request) -> str:
-    return str(getattr(http.state, "tenant", ""))
 
 
 def _card(model: ServedModel) -> ModelCard:

@@ -12,6 +12,7 @@ import msgspec
 from pegboard.config import LimitsConfig
 from pegboard.errors import RequestError
 from pegboard.request import FinishReason, Request, SamplingParams, SequenceDelta, TokenLogprob
+from pegboard.server.caller import Caller
 from pegboard.server.protocol import GenerationBody
 from pegboard.server.replies import PromptTokensDetails, StopReason, Usage
 from pegboard.server.served_model import ServedModel
@@ -71,7 +72,7 @@ def make_call(
     model: ServedModel,
     params: SamplingParams,
     prompts: Sequence[tuple[int, ...]],
-    tenant: str,
+    asker: Caller,
     *,
     echo: tuple[str, ...] | None = None,
 ) -> Call:
@@ -87,7 +88,9 @@ def make_call(
             prompt_token_ids=prompt,
             params=params,
             priority=body.priority or 0,
-            tenant=tenant,
+            tenant=asker.tenant(body.user),
+            cache_salt=asker.cache_salt(body.cache_salt),
+            prefix_cache=body.prefix_cache or "on",
         )
         for position, prompt in enumerate(prompts)
     )

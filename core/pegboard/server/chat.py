@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 from pegboard.config import LimitsConfig
 from pegboard.request import SequenceDelta, TokenLogprob
 from pegboard.server.call import Answer, Call, Tally, check_limits, gather, make_call
+from pegboard.server.caller import Caller
 from pegboard.server.logprobs import chat_logprobs, prompt_logprobs
 from pegboard.server.protocol import ChatBody
 from pegboard.server.replies import (
@@ -26,7 +27,9 @@ from pegboard.server.served_model import ServedModel, TokenTexts
 from pegboard.server.submission import Submission
 
 
-async def chat_call(body: ChatBody, model: ServedModel, limits: LimitsConfig, tenant: str) -> Call:
+async def chat_call(
+    body: ChatBody, model: ServedModel, limits: LimitsConfig, asker: Caller
+) -> Call:
     """The call of a body.
 
     Raises:
@@ -38,7 +41,7 @@ async def chat_call(body: ChatBody, model: ServedModel, limits: LimitsConfig, te
     model.check_params(params)
     prompt = await model.encode_chat([message.for_template() for message in body.messages])
     model.check_length("messages", len(prompt), params.max_tokens)
-    return make_call("chatcmpl", body, model, params, [prompt], tenant)
+    return make_call("chatcmpl", body, model, params, [prompt], asker)
 
 
 async def chat_reply(call: Call, submission: Submission, texts: TokenTexts) -> ChatCompletion:

@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 from pegboard.config import LimitsConfig
 from pegboard.request import SequenceDelta
 from pegboard.server.call import Answer, Call, Tally, check_limits, gather, make_call
+from pegboard.server.caller import Caller
 from pegboard.server.logprobs import ChoiceLogprobs, joined, prompt_logprobs
 from pegboard.server.protocol import CompletionBody
 from pegboard.server.replies import (
@@ -23,7 +24,7 @@ from pegboard.server.submission import Submission
 
 
 async def completion_call(
-    body: CompletionBody, model: ServedModel, limits: LimitsConfig, tenant: str
+    body: CompletionBody, model: ServedModel, limits: LimitsConfig, asker: Caller
 ) -> Call:
     """The call of a body.
 
@@ -43,7 +44,7 @@ async def completion_call(
     if body.echo:
         texts = zip(body.prompts, prompts, strict=True)
         echo = tuple(given if isinstance(given, str) else model.decode(ids) for given, ids in texts)
-    return make_call("cmpl", body, model, params, prompts, tenant, echo=echo)
+    return make_call("cmpl", body, model, params, prompts, asker, echo=echo)
 
 
 async def completion_reply(call: Call, submission: Submission, texts: TokenTexts) -> Completion:

@@ -9,11 +9,13 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
+from collections import deque
 from collections.abc import Sequence
 
 import zmq
 import zmq.asyncio
 
+from pegboard.engine.breaker import CutOff
 from pegboard.errors import EngineDied, EngineError, PegboardError, UserError
 from pegboard.request import Request
 from pegboard.server.keys import without_keys
@@ -26,6 +28,8 @@ from pegboard.server.messages import (
     Loading,
     Ready,
     Refused,
+    Reset,
+    ResetDone,
     Start,
     Status,
     Stop,
@@ -48,6 +52,7 @@ class EngineClient:
         loaded: part of the weights that is loaded, 0 to 1.
         facts: what the engine said when it was ready; None until then.
         metrics: its last metrics text, and `metrics_time` (monotonic seconds) when that came.
+        cut_off: plugins that it did without then.
     """
 
     def __init__(self, start: Start, command: Sequence[str] = ()) -> None:
@@ -61,6 +66,7 @@ class EngineClient:
         self.facts: Ready | None = None
         self.metrics = ""
         self.metrics_time: float | None = None
+        self.cut_off: tuple[CutOff, ...] = ()
         self._start = start
         self._command = tuple(command) or (
             sys.executable,
@@ -73,6 +79,7 @@ class EngineClient:
         self._socket.set_hwm(0)
         self._submissions: dict[str, Submission] = {}
         self._queued: set[str] = set()
+        self._resets: deque[asyncio.Future[None]] = deque()
         self._process: Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
@@ -131,16 +138,25 @@ class EngineClient:
         Raises:
             EngineError: the engine is not ready, or gone.
         """
-        if self.failure is not None:
-            raise self.failure
-        if self.facts is None:
-            raise EngineError("the model is loading")
+        self._check_ready()
         submission = Submission(requests, self._close)
         for request in requests:
             self._submissions[request.request_id] = submission
             self._queued.add(request.request_id)
         self._send(Add(tuple(requests)))
         return submission
+
+    async def reset_prefix_cache(self) -> None:
+        """Waits until the engine has forgotten what its prefix cache knew.
+
+        Raises:
+            EngineError: the engine is not ready, or gone before it answered.
+        """
+        self._check_ready()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._resets.append(done)
+        self._send(Reset())
+        await done
 
     def fail_open(self, error: PegboardError) -> None:
         """Ends all open requests with an error; the engine is told to forget them."""
@@ -166,6 +182,12 @@ class EngineClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._context.destroy(linger=0)
 
+    def _check_ready(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self.facts is None:
+            raise EngineError("the model is loading")
+
     def _send(self, message: ToEngine) -> None:
         # The send happens at once, or in the background while nobody is connected yet; not waiting
         # for it lets an abort leave from a task that is being cancelled.
@@ -181,11 +203,11 @@ class EngineClient:
                 self._deliver(message)
             case Status():
                 self.metrics, self.metrics_time = message.metrics, time.monotonic()
+                self.cut_off = message.cut_off
             case Refused():
-                for request_id in message.request_ids:
-                    if submission := self._submissions.get(request_id):
-                        submission.fail(message.error())
-                self._forget(message.request_ids)
+                self._refuse(message)
+            case ResetDone():
+                self._confirm_reset()
             case Loading():
                 self.loaded = message.num_loaded / message.num_total
             case Ready():
@@ -199,6 +221,17 @@ class EngineClient:
             if submission := self._submissions.get(delta.request_id):
                 self._queued.discard(delta.request_id)
                 submission.push(delta)
+
+    def _refuse(self, message: Refused) -> None:
+        for request_id in message.request_ids:
+            if submission := self._submissions.get(request_id):
+                submission.fail(message.error())
+        self._forget(message.request_ids)
+
+    def _confirm_reset(self) -> None:
+        done = self._resets.popleft()
+        if not done.done():  # whoever asked may have gone
+            done.set_result(None)
 
     def _close(self, submission: Submission, unfinished: tuple[str, ...]) -> None:
         known = tuple(request_id for request_id in unfinished if request_id in self._submissions)
@@ -224,4 +257,7 @@ class EngineClient:
         if not self._ready.done():
             self._ready.set_exception(failure)
         reason = failure if isinstance(failure, EngineDied) else EngineDied(str(failure))
+        for done in self._resets:
+            if not done.done():
+                done.set_exception(reason)
         self.fail_open(reason)

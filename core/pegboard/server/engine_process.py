@@ -18,7 +18,6 @@ import zmq
 from pegboard.compose import Prepared, from_wire, start_engine
 from pegboard.engine.core import EngineCore
 from pegboard.errors import RequestError, UserError
-from pegboard.interfaces.observer import MetricsText
 from pegboard.progress import progress_bar
 from pegboard.server.lifeline import end_with_parent, leave_signals_to_parent
 from pegboard.server.logs import configure_logging
@@ -31,6 +30,8 @@ from pegboard.server.messages import (
     Loading,
     Ready,
     Refused,
+    Reset,
+    ResetDone,
     Start,
     Status,
     Stop,
@@ -76,7 +77,6 @@ class EngineLoop:
     def __init__(self, engine: EngineCore, channel: Channel) -> None:
         self._engine = engine
         self._channel = channel
-        self._metrics = [o for o in engine.observers if isinstance(o, MetricsText)]
         self._num_steps = 0
         self._next_status = 0.0
         self._stopped = False
@@ -103,6 +103,9 @@ class EngineLoop:
             case Abort():
                 for request_id in message.request_ids:
                     self._engine.abort(request_id)
+            case Reset():
+                self._engine.reset_prefix_cache()
+                self._channel.send(ResetDone())
             case Stop():
                 self._stopped = True
             case Start():
@@ -133,10 +136,11 @@ class EngineLoop:
         self._next_status = now + STATUS_PERIOD_S
         self._channel.send(
             Status(
-                metrics="".join(observer.render() for observer in self._metrics),
+                metrics=self._engine.metrics(),
                 num_running=self._engine.num_running,
                 num_waiting=self._engine.num_waiting,
                 num_steps=self._num_steps,
+                cut_off=self._engine.cut_off,
             )
         )
 

@@ -1,13 +1,15 @@
 """The messages between the server's process and the engine's, msgpack over a private socket.
 
-The server sends `Start` once, then `Add` and `Abort` at will, and `Stop` to end. The engine's process
-answers `Loading`, then `Ready` or `Failed`, then `Deltas`, `Refused` and, once a second, `Status`.
+The server sends `Start` once, then `Add`, `Abort` and `Reset` at will, and `Stop` to end. The engine's
+process answers `Loading`, then `Ready` or `Failed`, then `Deltas`, `Refused`, one `ResetDone` for each
+`Reset` in order and, once a second, `Status`.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from pegboard.engine.breaker import CutOff
 from pegboard.errors import RequestError
 from pegboard.request import Request, SequenceDelta
 
@@ -30,11 +32,15 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_ids: tuple[str, ...]
 
 
+class Reset(msgspec.Struct, frozen=True, tag="reset"):
+    """Forget what the prefix cache knows."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Close the engine and end the process."""
 
 
-ToEngine = Start | Add | Abort | Stop
+ToEngine = Start | Add | Abort | Reset | Stop
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -89,16 +95,22 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
         return RequestError(self.param, self.was, allowed=self.allowed, fix=self.fix)
 
 
+class ResetDone(msgspec.Struct, frozen=True, tag="reset_done"):
+    """No request can begin with KV that was computed before."""
+
+
 class Status(msgspec.Struct, frozen=True, tag="status"):
-    """Sign of life, and the engine's metrics in Prometheus text format."""
+    """Sign of life, the engine's metrics in Prometheus text format, and the plugins that it does
+    without for now."""
 
     metrics: str
     num_running: int
     num_waiting: int
     num_steps: int
+    cut_off: tuple[CutOff, ...] = ()
 
 
-FromEngine = Loading | Ready | Failed | Deltas | Refused | Status
+FromEngine = Loading | Ready | Failed | Deltas | Refused | ResetDone | Status
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -21,7 +21,7 @@ PUBLIC_PATHS = frozenset({"/health", "/live", "/ready"})
 class RequireKey:
     """Lets a request through when it carries one of the keys, as bearer token or `x-api-key`.
 
-    The number of the key becomes the request's tenant.
+    The number of the key becomes the request's `state.key`.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -31,8 +31,8 @@ class RequireKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:
             return await self._app(scope, receive, send)
-        tenant = self._tenant(Headers(scope=scope))
-        if tenant is None:
+        number = self._number(Headers(scope=scope))
+        if number is None:
             refusal = ApiError(
                 401,
                 "the API key is missing or wrong; fix: send it as `Authorization: Bearer KEY`",
@@ -40,17 +40,17 @@ class RequireKey:
                 headers={"www-authenticate": "Bearer"},
             )
             return await refusal.response()(scope, receive, send)
-        scope.setdefault("state", {})["tenant"] = tenant
+        scope.setdefault("state", {})["key"] = number
         return await self._app(scope, receive, send)
 
-    def _tenant(self, headers: Headers) -> str | None:
+    def _number(self, headers: Headers) -> int | None:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         # Headers were decoded as Latin-1; the bytes are what was sent.
         given = _digest(key.encode("latin-1"))
         # Compares with every key, so that the time taken says nothing.
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return f"key-{matches.index(True)}" if any(matches) else None
+        return matches.index(True) if any(matches) else None
 
 
 class LimitBody:

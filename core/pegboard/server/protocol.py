@@ -26,10 +26,12 @@ from pegboard.server.prompts import Prompts, read_prompts
 Harmless = Mapping[str, tuple[Any, ...]]
 """Field to the values, beside null, that ask for nothing."""
 
+MAX_NAME = 256
+"""Most characters of a text by which requests are told apart; it is kept beside each of them."""
+
 _COMMON: Harmless = {
     "allowed_token_ids": (),
     "bad_words": ([],),
-    "cache_salt": (),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
@@ -76,7 +78,11 @@ class GenerationBody(Body):
 
     Attributes:
         model: a served name.
-        user, safety_identifier, metadata, prompt_cache_key: say who asks; no answer depends on them.
+        user: whose request this is, among those of the same API key, where the scheduler heeds it.
+        safety_identifier, metadata, prompt_cache_key: say who asks; no answer depends on them.
+        cache_salt: KV is shared only between requests of the same salt and API key.
+        prefix_cache: `read_only`: KV computed before is used, and this request's is not kept for
+            others; `off`: neither.
         logit_bias: token id, as text, to a number.
         priority: lower runs earlier, where the scheduler heeds it.
         processors: logits processor's name to its parameters.
@@ -90,10 +96,12 @@ class GenerationBody(Body):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: Annotated[str | None, Field(max_length=MAX_NAME)] = None
     safety_identifier: str | None = None
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
+    cache_salt: Annotated[str | None, Field(max_length=MAX_NAME)] = None
+    prefix_cache: Literal["on", "read_only", "off"] | None = None
 
     max_tokens: int | None = None
     temperature: float | None = None

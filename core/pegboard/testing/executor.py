@@ -105,8 +105,12 @@ class ExecutorContract:
     ) -> None:
         executor = make(context)
         executor.start()
-        answers = [{"method": "memory", "rank": rank} for rank in range(self.num_workers)]
-        assert executor.call("memory") == answers
+        for arguments in ([], [1, [5, 2]]):
+            answers = [
+                {"method": "memory", "arguments": arguments, "rank": rank}
+                for rank in range(self.num_workers)
+            ]
+            assert executor.call("memory", *arguments) == answers
         executor.close()
 
     def test_health_is_none_while_all_live(

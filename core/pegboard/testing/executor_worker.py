@@ -78,8 +78,8 @@ class EchoWorker(Worker):
             confidences=np.zeros(0, np.float32),
         )
 
-    def call(self, method: str) -> Any:
-        return {"method": method, "rank": self._rank}
+    def call(self, method: str, *arguments: Any) -> Any:
+        return {"method": method, "arguments": list(arguments), "rank": self._rank}
 
     def close(self) -> None:
         self._write("closed")
@@ -114,8 +114,8 @@ def _answer(worker: EchoWorker, frame: list[Any]) -> Any:
             return worker.start()
         case ["execute", bytes(data)]:
             return encode(worker.execute(decode(data, StepBatch)))
-        case ["call", str(method)]:
-            return worker.call(method)
+        case ["call", str(method), *arguments]:
+            return worker.call(method, *arguments)
         case ["close"]:
             return worker.close()
     raise ValueError(f"unknown frame {frame[:1]}")

@@ -1,25 +1,26 @@
 """The matrix of exactness: the same prompts, run in many ways, give the same tokens and logprobs.
 
 A `Case` is a way to run: how many sequences at once, how many tokens a step, how much KV memory, in
-which order, with which guesses and whether known prefixes are served from a cache. `run_case` runs
-prompts in that way; `differences` compares two runs.
+which order, with which guesses, whether known prefixes are served from a cache, and on which plugins.
+`run_case` runs prompts in that way; `differences` compares two runs.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from pegboard import Engine
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.prefix_cache import PrefixCacheContext
-from pegboard.interfaces.scheduler import QueueView, Scheduler, SequenceView, StepBuilder
+from pegboard.interfaces.scheduler import Scheduler
 from pegboard.request import SamplingParams
 from pegboard.testing.dict_cache import DictCache
 from pegboard.testing.guessing_drafter import GuessingDrafter
+from pegboard.testing.odd_schedulers import Chunked, Disorder, InOrder, Interrupted
 
 BATCHES = (1, 2, 3, 5, 7, 17, 33)
 CHUNKS = (1, 7, 64, None)
@@ -51,9 +52,12 @@ class Case:
         pool: size of the KV pool in bytes, small enough to preempt; None: plenty.
         disorder: seed of random order, chunk sizes and preemptions; None: in order.
         guesses: of a drafter that knows what comes; None: no drafter.
-        cached: whether a prefix cache serves what it knows; for models with one KV group, and a
+        arrivals: prompts that arrive before each step; None: all of them before the first.
+        interruptions: seed of random preemptions, whatever the scheduler plans; None: none.
+        cached: whether a `DictCache` serves what it knows; for models with one KV group, and a
             `kv_cache.block_size` in the config.
-        settings: further config keys (`{"numerics": "invariant"}`).
+        settings: further config keys (`{"numerics": "invariant"}`); those of `scheduler` and
+            `kv_cache` stand beside what the case says there.
     """
 
     batch: int
@@ -62,6 +66,8 @@ class Case:
     pool: int | None = None
     disorder: int | None = None
     guesses: Guesses | None = None
+    arrivals: int | None = None
+    interruptions: int | None = None
     cached: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -71,6 +77,8 @@ class Case:
             "pool": self.pool,
             "disorder": self.disorder,
             "guesses": self.guesses,
+            "arrivals": self.arrivals,
+            "interruptions": self.interruptions,
             "cached": self.cached or None,
             **self.settings,
         }
@@ -80,8 +88,12 @@ class Case:
     def config(self, base: Mapping[str, Any]) -> dict[str, Any]:
         """The base config, run in this way."""
         config = {**base, **self.settings}
-        config["scheduler"] = {"max_num_seqs": self.batch, "max_num_batched_tokens": self.budget}
-        config["kv_cache"] = {**base.get("kv_cache", {})}
+        config["scheduler"] = {
+            **self.settings.get("scheduler", {}),
+            "max_num_seqs": self.batch,
+            "max_num_batched_tokens": self.budget,
+        }
+        config["kv_cache"] = {**base.get("kv_cache", {}), **self.settings.get("kv_cache", {})}
         if self.pool is not None:
             config["kv_cache"]["memory"] = self.pool
         if self.guesses is not None:
@@ -117,6 +129,7 @@ def run_case(
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
     known: Traces | None = None,
+    fields: Sequence[Mapping[str, Any]] | None = None,
     **objects: Any,
 ) -> Traces:
     """Runs all prompts in one engine, in the case's way.
@@ -127,24 +140,43 @@ def run_case(
         prompts: token ids.
         params: one for each prompt.
         known: what each sequence becomes, for cases with guesses.
-        objects: interface name to an object, as for `Engine`. A chunk or disorder is added to a
-            scheduler that is given; without one it is this module's own.
+        fields: for each prompt, further arguments of `Engine.submit` (`priority`, `cache_salt`).
+        objects: interface name to an object, as for `Engine`. A chunk and interruptions are added to
+            a scheduler that is given, disorder takes its place; without one it is this module's own.
+
+    Raises:
+        AssertionError: a plugin was cut off, so that another one ran in its place.
     """
     objects = {**_objects(config, case, prompts, known), **objects}
-    if case.disorder is not None:
-        objects["scheduler"] = Disorder(case.disorder, case.chunk)
-    elif case.chunk is not None:
-        objects["scheduler"] = Chunked(objects.get("scheduler") or InOrder(), case.chunk)
+    scheduler = _scheduler(case, objects.get("scheduler"))
+    if scheduler is not None:
+        objects["scheduler"] = scheduler
     with Engine(case.config(config), **objects) as engine:
-        numbers = {
-            engine.submit(prompt, one).request_id: number
-            for number, (prompt, one) in enumerate(zip(prompts, params, strict=True))
-        }
+        numbers: dict[str, int] = {}
         gathered: dict[tuple[int, int], list[Any]] = {}
-        while engine.has_work():
+        to_come = list(zip(prompts, params, fields or [{}] * len(prompts), strict=True))
+        while to_come or engine.has_work():
+            count = case.arrivals or len(to_come)
+            for prompt, one, more in to_come[:count]:
+                numbers[engine.submit(prompt, one, **more).request_id] = len(numbers)
+            del to_come[:count]
             for delta in engine.step():
                 gathered.setdefault((numbers[delta.request_id], delta.index), []).append(delta)
+        assert not engine.core.cut_off, engine.core.cut_off
     return {key: _trace(deltas) for key, deltas in gathered.items()}
+
+
+def _scheduler(case: Case, given: Scheduler | None) -> Scheduler | None:
+    """The scheduler that the case asks for, around the one given; None: the config's."""
+    if case.disorder is not None:
+        scheduler: Scheduler | None = Disorder(case.disorder, case.chunk)
+    elif case.chunk is not None:
+        scheduler = Chunked(given or InOrder(), case.chunk)
+    else:
+        scheduler = given
+    if case.interruptions is not None:
+        scheduler = Interrupted(scheduler or InOrder(), case.interruptions)
+    return scheduler
 
 
 def _objects(
@@ -198,111 +230,42 @@ def differences(expected: Traces, got: Traces, tolerance: float = 0.0) -> list[s
 
 def pairwise(axes: Mapping[str, Sequence[Any]], seed: int = 0) -> Iterator[dict[str, Any]]:
     """Few combinations that hold every pair of values of two axes at least once."""
-    names = list(axes)
+    dice = random.Random(seed)
     missing = {
-        ((a, x), (b, y))
-        for a, b in itertools.combinations(names, 2)
+        ((a, x), (b, y)): None
+        for a, b in itertools.combinations(sorted(axes), 2)
         for x in axes[a]
         for y in axes[b]
     }
-    everything = [dict(zip(names, row, strict=True)) for row in itertools.product(*axes.values())]
-    random.Random(seed).shuffle(everything)
     while missing:
-        best = max(everything, key=lambda row: len(_pairs(row, names) & missing))
-        missing -= _pairs(best, names)
+        first = next(iter(missing))
+        rows = [_row(axes, dict(first), missing.keys(), dice) for _ in range(_NUM_CANDIDATES)]
+        best = max(rows, key=lambda row: len(_pairs(row) & missing.keys()))
+        for pair in _pairs(best):
+            missing.pop(pair, None)
         yield best
 
 
-def _pairs(row: Mapping[str, Any], names: Sequence[str]) -> set[Any]:
-    return {((a, row[a]), (b, row[b])) for a, b in itertools.combinations(names, 2)}
+_NUM_CANDIDATES = 30
+"""Combinations among which `pairwise` chooses the one that holds most of what is missing."""
 
 
-class InOrder(Scheduler):
-    """Running sequences first, in order; then those that wait, while they fit."""
-
-    def plan(self, queue: QueueView, step: StepBuilder) -> None:
-        planned = [seq for seq in queue.running if step.add(seq, seq.num_pending)]
-        for seq in queue.waiting:
-            if not step.add(seq, seq.num_pending):
-                break
-            planned.append(seq)
-        if not planned:
-            _make_room(queue.running, step, lambda seq: seq.num_pending)
-
-
-class Chunked(Scheduler):
-    """Another scheduler, whose plans get at most so many tokens of one sequence a step."""
-
-    def __init__(self, inner: Scheduler, chunk: int) -> None:
-        self._inner = inner
-        self._chunk = chunk
-
-    def plan(self, queue: QueueView, step: StepBuilder) -> None:
-        self._inner.plan(queue, _CuttingStep(step, self._chunk))
+def _row(
+    axes: Mapping[str, Sequence[Any]],
+    row: dict[str, Any],
+    missing: Set[Any],
+    dice: random.Random,
+) -> dict[str, Any]:
+    """Completes a combination, an axis after the other in random order, by the value that brings most
+    of the missing pairs."""
+    for name in dice.sample(list(axes), len(axes)):
+        if name not in row:
+            values = dice.sample(axes[name], len(axes[name]))
+            news = [len(_pairs({**row, name: value}) & missing) for value in values]
+            row[name] = values[news.index(max(news))]
+    return {name: row[name] for name in axes}
 
 
-class _CuttingStep(StepBuilder):
-    """Cuts what is added. KV for the rest is asked for as a reserve, as it was."""
-
-    def __init__(self, step: StepBuilder, chunk: int) -> None:
-        self._step = step
-        self._chunk = chunk
-
-    @property
-    def num_tokens_left(self) -> int:
-        return self._step.num_tokens_left
-
-    @property
-    def num_rows_left(self) -> int:
-        return self._step.num_rows_left
-
-    def add(self, seq: SequenceView, num_tokens: int, reserve: int = 0) -> bool:
-        cut = max(0, min(num_tokens, seq.num_pending) - self._chunk)
-        return self._step.add(seq, num_tokens - cut, reserve + cut)
-
-    def waits_for_prefix(self, seq: SequenceView) -> bool:
-        return self._step.waits_for_prefix(seq)
-
-    def preempt(self, seq: SequenceView) -> bool:
-        return self._step.preempt(seq)
-
-
-class Disorder(Scheduler):
-    """A scheduler that no engine should have: random order, random chunks, random preemptions.
-
-    Args:
-        seed: of the disorder.
-        chunk: most tokens of one sequence a step; None: as many as fit.
-    """
-
-    def __init__(self, seed: int, chunk: int | None = None) -> None:
-        self._random = random.Random(seed)
-        self._chunk = chunk or 64
-
-    def plan(self, queue: QueueView, step: StepBuilder) -> None:
-        running, waiting = list(queue.running), list(queue.waiting)
-        if running and self._random.random() < 0.15:
-            victim = self._random.choice(running)
-            if step.preempt(victim):
-                running.remove(victim)
-        everyone = running + waiting
-        self._random.shuffle(everyone)
-        planned = [seq for seq in everyone if step.add(seq, self._size())]
-        if not planned:
-            _make_room(running, step, lambda seq: self._size())
-
-    def _size(self) -> int:
-        return self._random.randint(1, self._chunk)
-
-
-def _make_room(
-    running: Sequence[SequenceView], step: StepBuilder, size: Callable[[SequenceView], int]
-) -> None:
-    """Nothing fitted: preempts, youngest first, until something does."""
-    for victim in reversed(running):
-        if any(step.add(seq, size(seq)) for seq in running if seq is not victim):
-            return
-        step.preempt(victim)
-    for seq in running:
-        if step.add(seq, 1):
-            return
+def _pairs(row: Mapping[str, Any]) -> set[Any]:
+    """All pairs of settings, those of one pair by name."""
+    return set(itertools.combinations(sorted(row.items(), key=lambda item: item[0]), 2))

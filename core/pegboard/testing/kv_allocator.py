@@ -5,9 +5,11 @@
         def make(self):
             return MyAllocator          # called with an AllocatorContext
 
-An allocator whose pages can be shared subclasses `SharedPagesContract`, one that pins
-`PinnedPagesContract`; each includes the suite before it. Random operations run against `PoolModel`,
-an allocator made of sets.
+The suite asks for no more than `max_model_len` tokens a sequence, as the engine does, and does not
+say how many pages an allocator sets aside for a sequence beside those that its tokens are in. One
+that sets none aside subclasses `PagesOnDemandContract`, one whose pages can be shared
+`SharedPagesContract`, one that pins `PinnedPagesContract`; each includes the suite before it. Random
+operations run against `PoolModel`, an allocator made of sets.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from pegboard.interfaces.kv_allocator import (
 from pegboard.testing.kv_allocator_model import (
     AllocatorMachine,
     CacheOfPages,
+    OnDemandMachine,
     PinMachine,
     SharingMachine,
 )
@@ -49,10 +52,13 @@ def group(block_size: int, window: int | None = None, layer: int = 0) -> KVGroup
 
 
 def context(
-    groups: tuple[KVGroup, ...], num_blocks: tuple[int, ...], max_chunk: int = 64
+    groups: tuple[KVGroup, ...],
+    num_blocks: tuple[int, ...],
+    max_chunk: int = 64,
+    max_model_len: int = 1024,
 ) -> AllocatorContext:
     """An allocator's context, with a cache that holds nothing."""
-    return AllocatorContext(groups, num_blocks, 1024, max_chunk, CacheOfPages())
+    return AllocatorContext(groups, num_blocks, max_model_len, max_chunk, CacheOfPages())
 
 
 def _fails_half_way(change: Callable[[], object], allocator: KVAllocator) -> None:
@@ -73,8 +79,8 @@ class KVAllocatorContract:
 
     @pytest.fixture
     def pool(self, make: MakeAllocator) -> KVAllocator:
-        """One group, ten pages of four tokens to hand out."""
-        return make(context((group(4),), (11,)))
+        """One group, ten pages of four tokens to hand out: room for two of the longest sequences."""
+        return make(context((group(4),), (11,), max_model_len=20))
 
     def test_random_operations_agree_with_sets(self, make: MakeAllocator) -> None:
         machine = self.machine
@@ -85,10 +91,10 @@ class KVAllocatorContract:
 
         run_state_machine_as_test(Machine, settings=_SETTINGS)
 
-    def test_page_zero_is_never_handed_out(self, pool: KVAllocator) -> None:
-        growth = pool.grow(1, 40)
-        assert growth is not None
-        assert sorted(page for _, page in growth.slots[0]) == list(range(1, 11))
+    def test_all_pages_but_page_zero_are_handed_out(self, pool: KVAllocator) -> None:
+        growths = [pool.grow(1, 20), pool.grow(2, 20)]
+        pages = [page for growth in growths if growth is not None for _, page in growth.slots[0]]
+        assert sorted(pages) == list(range(1, 11))
 
     def test_growing_appends_and_repeating_changes_nothing(self, pool: KVAllocator) -> None:
         first = pool.grow(1, 5)
@@ -103,27 +109,33 @@ class KVAllocatorContract:
         assert growth is not None and len(growth.slots[0]) == 2
 
     def test_all_groups_or_nothing(self, make: MakeAllocator) -> None:
-        pool = make(context((group(4), group(4, layer=1)), (11, 3)))
-        assert pool.grow(1, 12) is None
-        assert [entry.free for entry in pool.ledger()] == [10, 2]
-        assert pool.grow(1, 8) is not None
+        pool = make(context((group(4), group(4, layer=1)), (11, 6), max_model_len=20))
+        assert pool.grow(1, 20) is not None
+        before = pool.ledger()
+        assert pool.grow(2, 20) is None
+        assert pool.ledger() == before
+        pool.release(1)
+        assert [entry.free for entry in pool.ledger()] == [10, 5]
+        assert pool.grow(2, 20) is not None
 
     def test_full_pool_refuses_and_changes_nothing(self, pool: KVAllocator) -> None:
-        assert pool.grow(1, 36) is not None
+        assert pool.grow(1, 20) is not None and pool.grow(2, 20) is not None
         before = pool.ledger()
-        assert pool.grow(2, 5) is None
+        assert pool.grow(3, 1) is None
         assert pool.ledger() == before
 
     def test_probe_tells_now_later_never(self, pool: KVAllocator) -> None:
         assert pool.grow(1, 20) is not None
-        now, later, never = pool.probe(20), pool.probe(40), pool.probe(41)
+        now = pool.probe(20)
         assert now.verdict is Verdict.NOW and now.missing == (0,)
+        assert pool.grow(2, 20) is not None
+        later, never = pool.probe(20), pool.probe(41)
         assert later.verdict is Verdict.LATER and later.missing == (5,)
         assert never.verdict is Verdict.NEVER and never.total == (10,)
 
     def test_probe_counts_on_what_the_owner_has(self, pool: KVAllocator) -> None:
-        assert pool.grow(1, 20) is not None
-        assert pool.probe(40, owner=1).verdict is Verdict.NOW
+        assert pool.grow(1, 4) is not None and pool.grow(2, 20) is not None
+        assert pool.probe(20, owner=1).verdict is Verdict.NOW
 
     def test_released_pages_are_free_and_releasing_again_does_nothing(
         self, pool: KVAllocator
@@ -133,15 +145,17 @@ class KVAllocatorContract:
         pool.release(1)
         pool.release("nobody")
         (ledger,) = pool.ledger()
-        assert (ledger.free, ledger.held, ledger.total) == (7, 3, 10)
+        assert (ledger.free + ledger.reserved, ledger.held, ledger.total) == (7, 3, 10)
+        pool.release(2)
+        assert pool.ledger()[0].free == 10
 
     def test_release_waits_for_the_fence(self, pool: KVAllocator) -> None:
-        assert pool.grow(1, 40) is not None
+        assert pool.grow(1, 20) is not None and pool.grow(2, 20) is not None
         pool.release(1, after_step=7)
         pool.fence(6)
-        assert pool.ledger()[0].deferred == 10 and pool.grow(2, 1) is None
+        assert pool.ledger()[0].deferred == 5 and pool.grow(3, 1) is None
         pool.fence(7)
-        assert pool.ledger()[0].free == 10 and pool.grow(2, 1) is not None
+        assert pool.ledger()[0].free == 5 and pool.grow(3, 1) is not None
 
     def test_fence_frees_what_older_steps_held(self, pool: KVAllocator) -> None:
         assert pool.grow(1, 8) is not None and pool.grow(2, 8) is not None
@@ -163,7 +177,8 @@ class KVAllocatorContract:
         assert pool.ledger()[0].held == 5
 
     def test_trim_drops_what_left_the_window(self, make: MakeAllocator) -> None:
-        pool = make(context((group(4), group(4, window=6, layer=1)), (11, 11)))
+        groups = group(4), group(4, window=6, layer=1)
+        pool = make(context(groups, (11, 11), max_model_len=20))
         assert pool.grow(1, 20) is not None
         pool.trim(1, 11, 20)
         assert [entry.held for entry in pool.ledger()] == [5, 3]
@@ -176,6 +191,17 @@ class KVAllocatorContract:
         for length in range(4, 404, 4):
             assert pool.grow(1, length) is not None, f"no room at {length} tokens"
             pool.trim(1, max(0, length - 8), length)
+
+    def test_no_page_in_sight_of_a_window_is_handed_out_again(self, make: MakeAllocator) -> None:
+        pool = make(context((group(4, window=6),), (6,), max_chunk=5))
+        table: dict[int, int] = {}
+        for length in range(5, 200, 5):
+            growth = pool.grow(1, length)
+            assert growth is not None
+            table.update(growth.slots[0])
+            seen = range(max(0, length - 5 - 6 + 1) // 4, -(-length // 4))
+            assert len({table[entry] for entry in seen}) == len(seen)
+            pool.trim(1, max(0, length - 6 + 1), length)
 
     def test_a_failed_transaction_leaves_nothing(self, pool: KVAllocator) -> None:
         assert pool.grow(1, 10) is not None
@@ -197,7 +223,43 @@ class KVAllocatorContract:
             pool.grow(1, 8)
             pool.grow(2, 8)
             pool.release(1)
-        assert (pool.ledger()[0].held, pool.ledger()[0].free) == (2, 8)
+        (ledger,) = pool.ledger()
+        assert (ledger.held, ledger.free + ledger.reserved) == (2, 8)
+
+
+class PagesOnDemandContract(KVAllocatorContract):
+    """What an allocator keeps that has nothing set aside: a sequence takes the pages that its tokens
+    are in, and no others."""
+
+    machine = OnDemandMachine
+
+    @pytest.fixture
+    def pool(self, make: MakeAllocator) -> KVAllocator:
+        """One group, ten pages of four tokens to hand out: room for one of the longest sequences."""
+        return make(context((group(4),), (11,), max_model_len=40))
+
+    def test_nothing_is_set_aside(self, pool: KVAllocator) -> None:
+        assert pool.grow(1, 10) is not None
+        (ledger,) = pool.ledger()
+        assert (ledger.held, ledger.free, ledger.reserved) == (3, 7, 0)
+
+    def test_one_sequence_can_have_all_pages(self, pool: KVAllocator) -> None:
+        assert pool.grow(1, 36) is not None
+        assert pool.grow(2, 5) is None and pool.grow(2, 4) is not None
+
+    def test_a_group_without_room_leaves_the_others_alone(self, make: MakeAllocator) -> None:
+        pool = make(context((group(4), group(4, layer=1)), (11, 3)))
+        assert pool.grow(1, 12) is None
+        assert [entry.free for entry in pool.ledger()] == [10, 2]
+        assert pool.grow(1, 8) is not None
+
+    def test_probe_counts_the_pages_that_tokens_need(self, pool: KVAllocator) -> None:
+        assert pool.grow(1, 20) is not None
+        now, later, never = pool.probe(20), pool.probe(40), pool.probe(41)
+        assert now.verdict is Verdict.NOW and now.missing == (0,)
+        assert later.verdict is Verdict.LATER and later.missing == (5,)
+        assert never.verdict is Verdict.NEVER
+        assert pool.probe(40, owner=1).verdict is Verdict.NOW
 
 
 def _sharing(pool: KVAllocator) -> SharedPages:
@@ -205,7 +267,7 @@ def _sharing(pool: KVAllocator) -> SharedPages:
     return pool
 
 
-class SharedPagesContract(KVAllocatorContract):
+class SharedPagesContract(PagesOnDemandContract):
     """What an allocator keeps whose pages can have several owners."""
 
     machine = SharingMachine

@@ -16,11 +16,13 @@ from pegboard.builtin.metrics_observer import MetricsObserver, MetricsOptions
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import KVLedger
 from pegboard.interfaces.observer import (
+    BreakerChanged,
     ErrorHappened,
     Event,
     LoadChanged,
     Observer,
     ObserverContext,
+    PagesNamed,
     RequestArrived,
     SequenceFinished,
     StepDone,
@@ -178,6 +180,18 @@ def test_a_request_of_several_sequences_is_one_request() -> None:
     assert found["vllm:request_max_num_generation_tokens_count"] == 1
 
 
+def test_pages_that_get_and_lose_names_are_counted() -> None:
+    observer = MetricsObserver(CONTEXT)
+    names = tuple((0, bytes([number] * 16)) for number in range(5))
+    observer.observe(PagesNamed(1, stored=names))
+    observer.observe(PagesNamed(2, stored=names[:1], evicted=names[3:]))
+    observer.observe(PagesNamed(3, cleared=True))
+    found = samples(observer)
+    assert found["pegboard_prefix_cache_pages_stored_total"] == 6
+    assert found["pegboard_prefix_cache_pages_evicted_total"] == 2
+    assert found["pegboard_prefix_cache_resets_total"] == 1
+
+
 def test_without_a_prefix_cache_nothing_is_looked_up() -> None:
     observer = MetricsObserver(replace(CONTEXT, caches_prefixes=False))
     observer.observe(step(num_prefix_queries=20))
@@ -213,6 +227,38 @@ def test_errors_are_counted_by_kind_and_the_other_names_can_be_left_out() -> Non
     found = samples(observer)
     assert found["pegboard_errors_total[ValueError]"] == 2
     assert not [name for name in found if name.startswith("vllm:")]
+
+
+def test_what_is_cut_off_is_counted_and_shown() -> None:
+    observer = MetricsObserver(CONTEXT)
+    found = samples(observer)
+    for part in ("scheduler", "prefix_cache", "observer"):
+        assert found[f"pegboard_breaker_trips_total[{part}]"] == 0
+        assert found[f"pegboard_breaker_open[{part}]"] == 0
+    for name, is_open in (("a", True), ("a", False), ("b", True), ("c", True), ("a", False)):
+        observer.observe(BreakerChanged("observer", name, is_open, "it raised"))
+    found = samples(observer)
+    assert found["pegboard_breaker_trips_total[observer]"] == 3
+    assert found["pegboard_breaker_open[observer]"] == 2
+    assert found["pegboard_breaker_open[scheduler]"] == 0
+
+
+def test_ends_of_requests_that_came_while_it_was_cut_off_are_counted() -> None:
+    observer = MetricsObserver(CONTEXT)
+    observer.resync(5)
+    observer.observe(finished())
+    assert samples(observer)["pegboard_request_success_total[stop]"] == 1
+
+
+def test_the_log_says_when_a_plugin_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="pegboard.engine")
+    observer = LogObserver(CONTEXT)
+    caplog.clear()
+    observer.observe(ErrorHappened("ValueError", "scheduler 'mine' is cut off for 1 s: oops"))
+    observer.observe(BreakerChanged("scheduler", "mine", True, "oops"))
+    assert len(caplog.messages) == 1 and "oops" in caplog.messages[0]
+    observer.observe(BreakerChanged("scheduler", "mine", False, "oops"))
+    assert caplog.messages[1:] == ["back part=scheduler name=mine"]
 
 
 def test_two_observers_share_nothing() -> None:
@@ -279,6 +325,7 @@ def test_an_engine_counts_what_it_did(tiny: Path, name: str) -> None:
     prompts = [(*shared, 40 + i) for i in range(8)]
     params = [SamplingParams(max_tokens=14, ignore_eos=True, seed=i, n=1 + i % 2) for i in range(8)]
     config = {"model": str(tiny), "threads": 1, "kv_cache": {"block_size": 8}}
+    config["prefix_cache"] = "none"  # unless the case brings one
     plain = run_case(config, Case(batch=3), prompts, params)
     metrics, recorder = MetricsObserver(CONTEXT), Recorder()
     traces = run_case(
@@ -292,11 +339,14 @@ def test_an_engine_counts_what_it_did(tiny: Path, name: str) -> None:
         "request_success_total[length]": len(traces),
         "time_to_first_token_seconds_count": len(traces),
         "num_preemptions_total": sum(end.num_preemptions for end in ends),
-        "prefix_cache_queries_total": sum(end.num_prompt_tokens for end in ends),
         "prefix_cache_hits_total": sum(end.num_cached_tokens for end in ends),
         "prompt_tokens_cached_total": sum(end.num_cached_tokens for end in ends if not end.index),
     }
     assert {key: found[f"vllm:{key}"] for key in counts} == counts
+    # A sequence that begins with its sibling's pages asks no cache.
+    asked = [end.num_prompt_tokens for end in ends if not end.index]
+    everybody = sum(end.num_prompt_tokens for end in ends)
+    assert sum(asked) <= found["vllm:prefix_cache_queries_total"] <= everybody
     accepted = found["vllm:spec_decode_num_accepted_tokens_total"]
     by_position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
     positions = [value for key, value in sorted(found.items()) if key.startswith(by_position)]
@@ -313,6 +363,7 @@ def test_an_aborted_request_leaves_nothing_in_the_gauges(tiny: Path) -> None:
     with Engine({"model": str(tiny), "threads": 1}, observer=metrics) as engine:
         request = engine.submit((5, 6, 7), SamplingParams(max_tokens=50, ignore_eos=True, n=3))
         engine.step()
+        engine.step()  # siblings begin once the prompt is computed
         busy = samples(metrics)
         assert busy["vllm:num_requests_running"] == 3 and busy["vllm:kv_cache_usage_perc"] > 0
         engine.abort(request)

@@ -20,6 +20,7 @@ from pegboard.builtin.fixed_policy import FixedPolicy
 from pegboard.builtin.no_cache import NoCache
 from pegboard.builtin.paged_allocator import PagedAllocator
 from pegboard.engine.core import EngineCore
+from pegboard.engine.guarded_cache import GuardedCache
 from pegboard.engine.parts import EngineParts
 from pegboard.interfaces.executor import Executor
 from pegboard.interfaces.kv import KVGroup
@@ -85,7 +86,7 @@ class ShadowWorker(Executor):
 
     def start(self) -> None: ...
 
-    def call(self, method: str) -> list[Any]:
+    def call(self, method: str, *arguments: Any) -> list[Any]:
         return []
 
     def health(self) -> str | None:
@@ -303,14 +304,14 @@ class Bench:
 
     def add(self, request_id: str, prompt: Sequence[int], **params: Any) -> None:
         """Adds a request; `seed` is 0 where none is given."""
-        priority, tenant = params.pop("priority", 0), params.pop("tenant", "")
+        names = ("priority", "tenant", "cache_salt", "prefix_cache")
+        fields = {name: params.pop(name) for name in names if name in params}
         self.core.add(
             Request(
                 request_id=request_id,
                 prompt_token_ids=tuple(prompt),
                 params=SamplingParams(**{"seed": 0, **params}),
-                priority=priority,
-                tenant=tenant,
+                **fields,
             )
         )
 
@@ -357,15 +358,19 @@ def make_bench(
     )
     counts = (num_blocks,) * len(groups) if isinstance(num_blocks, int) else tuple(num_blocks)
     prefix_cache = cache(PrefixCacheContext(groups, counts, "model"))
+    guarded = GuardedCache(prefix_cache, counts)
     worker = ShadowWorker(groups, counts, max_num_batched_tokens)
     scheduler = values.pop("scheduler", FCFS)
     parts: dict[str, Any] = {
         "groups": groups,
         "num_blocks": counts,
         "allocator": PagedAllocator(
-            AllocatorContext(groups, counts, max_model_len, max_num_batched_tokens, prefix_cache)
+            AllocatorContext(groups, counts, max_model_len, max_num_batched_tokens, guarded)
         ),
-        "prefix_cache": prefix_cache,
+        "prefix_cache": guarded,
+        "fallback_scheduler": FCFS(
+            SchedulerContext(max_num_seqs, max_num_batched_tokens, max_model_len)
+        ),
         "scheduler": scheduler(
             SchedulerContext(max_num_seqs, max_num_batched_tokens, max_model_len)
         ),
@@ -382,6 +387,7 @@ def make_bench(
         "make_detokenizer": None,
         "processor_params": lambda params: {},
         "seed": None,
+        "caches_prefixes": cache is not NoCache,
     }
     core = EngineCore(EngineParts(**{**parts, **values}))
     core.start()

@@ -206,43 +206,6 @@ def test_a_failing_executor_ends_all_requests(bench: Make) -> None:
         engine.add("late", [1])
 
 
-class Moody(Scheduler):
-    """Preempts and admits, then raises, every other time."""
-
-    def __init__(self, context: SchedulerContext) -> None:
-        self.calls = 0
-
-    def plan(self, queue: QueueView, step: StepBuilder) -> None:
-        self.calls += 1
-        if self.calls % 2:
-            for seq in reversed(queue.running):
-                step.preempt(seq)
-            for seq in queue.waiting:
-                step.add(seq, 3, reserve=5)
-            raise ZeroDivisionError("half way")
-        for seq in (*queue.running, *queue.waiting):
-            step.add(seq, seq.num_pending)
-
-
-def test_a_scheduler_that_raises_leaves_nothing_behind(bench: Make, expected: Expected) -> None:
-    engine = bench(scheduler=Moody, max_num_seqs=3)
-    for name in "abcde":
-        engine.add(name, [ord(name) - 90, 2, 3, 4, 5], max_tokens=8)
-    while engine.core.has_work():
-        before = engine.core.ledger(), engine.core.num_running, engine.core.num_waiting
-        with pytest.raises(EngineError, match="half way"):
-            engine.core.step()
-        assert before == (
-            engine.core.ledger(),
-            engine.core.num_running,
-            engine.core.num_waiting,
-        )
-        engine.step()
-    for name in "abcde":
-        output = engine.outputs[name, 0].token_ids
-        assert output == expected([ord(name) - 90, 2, 3, 4, 5], 8)
-
-
 class Lazy(Scheduler):
     def __init__(self, context: SchedulerContext) -> None: ...
 
@@ -250,7 +213,7 @@ class Lazy(Scheduler):
 
 
 def test_a_queue_that_never_moves_is_failed_with_the_ledger(bench: Make) -> None:
-    engine = bench(scheduler=Lazy)
+    engine = bench(scheduler=Lazy, fallback_scheduler=Lazy(SchedulerContext(8, 64, 128)))
     engine.add("a", [1, 2], max_tokens=9)
     engine.add("b", [1, 2], max_tokens=9)
     outputs = engine.run(max_steps=100)
@@ -274,7 +237,7 @@ class Listener(Observer):
         self.closed += 1
 
 
-def test_observers_hear_and_a_raising_one_is_dropped(
+def test_observers_hear_and_a_raising_one_is_cut_off(
     bench: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     good, bad = Listener(), Listener(raises=True)
@@ -285,7 +248,8 @@ def test_observers_hear_and_a_raising_one_is_dropped(
     assert len(bad.events) == 1 and "Listener" in caplog.text
     steps = [event for event in good.events if isinstance(event, StepDone)]
     assert sum(step.num_output_tokens for step in steps) == 10
-    assert sum(step.num_prefill_tokens for step in steps) == 40
+    # The second sequence has the first one's prompt but for its last token.
+    assert sum(step.num_prefill_tokens for step in steps) == 20 + 1
     assert sum(step.num_decode_tokens for step in steps) == 8
     assert sum(len(step.first_token_s) for step in steps) == 2
     assert sum(len(step.inter_token_s) for step in steps) == 8
@@ -306,10 +270,11 @@ def _seeds(bench: Make, seed: int | None) -> list[int]:
     engine.add("own", [1, 2, 3], max_tokens=2, seed=11)
     engine.run()
     admitted = [admission for batch in engine.worker.batches for admission in batch.admitted]
-    assert [admission.index for admission in admitted] == [0, 1, 0, 1, 0, 1, 0]
-    assert admitted[-1].seed == 11
-    assert all(admitted[i].seed == admitted[i + 1].seed for i in (0, 2, 4))
-    return [admission.seed for admission in admitted[::2]]
+    # Second sequences begin a step later, as forks of the first.
+    assert [admission.index for admission in admitted] == [0, 0, 0, 0, 1, 1, 1]
+    seeds = [admission.seed for admission in admitted]
+    assert seeds[3] == 11 and seeds[4:] == seeds[:3]
+    return seeds[:4]
 
 
 def test_seeds_are_drawn_once_a_request(bench: Make) -> None:
@@ -350,10 +315,10 @@ def test_prompt_logprobs_come_once_whole_and_ignore_the_cache(bench: Make, dict_
     assert outputs["asks", 0].last.num_cached_tokens == 0
 
 
-def test_tenants_share_no_kv(bench: Make, dict_cache: Any) -> None:
+def test_salts_share_no_kv_and_tenants_do(bench: Make, dict_cache: Any) -> None:
     engine = bench(cache=dict_cache)
-    for name, tenant in (("a", "x"), ("b", "y"), ("c", "x")):
-        engine.add(name, range(20), max_tokens=3, tenant=tenant)
+    for name, salt, tenant in (("a", "x", "1"), ("b", "y", "1"), ("c", "x", "2")):
+        engine.add(name, range(20), max_tokens=3, cache_salt=salt, tenant=tenant)
         engine.run()
     assert [engine.outputs[name, 0].last.num_cached_tokens for name in "abc"] == [0, 0, 16]
 

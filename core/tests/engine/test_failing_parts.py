@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from pegboard.engine import core as core_module
+from pegboard.engine.breaker import FIRST_PAUSE_S
 from pegboard.errors import EngineError, RequestError
-from pegboard.interfaces.observer import ErrorHappened, Event, Observer, StepDone
+from pegboard.interfaces.observer import ErrorHappened, Event, MetricsText, Observer, StepDone
 from pegboard.interfaces.prefix_cache import Hit, Prefix
 from pegboard.interfaces.scheduler import QueueView, Scheduler, StepBuilder
 from pegboard.interfaces.speculation_policy import DraftView, SpeculationPolicy
@@ -61,9 +63,8 @@ PLACES: dict[str, Callable[[Any], tuple[Any, str]]] = {
     "batch": lambda engine: (core_module, "build_batch"),
     "trim": lambda engine: (engine.allocator, "trim"),
     "release": lambda engine: (engine.allocator, "release"),
-    "publish": lambda engine: (engine.cache, "publish"),
     "fence": lambda engine: (engine.allocator, "fence"),
-    "ledger": lambda engine: (engine.allocator, "ledger"),
+    "ledger": lambda engine: (engine.core, "ledger"),
 }
 
 
@@ -137,20 +138,18 @@ CALLS: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_scheduler_that_calls_back_loses_nothing(
-    bench: Make, expected: Expected, call: str
-) -> None:
+def test_a_scheduler_that_calls_back_is_cut_off(bench: Make, expected: Expected, call: str) -> None:
     calling = Calling(lambda: CALLS[call](engine))
     engine = bench(scheduler=lambda context: calling)
     engine.add("a", [1, 2, 3, 4], max_tokens=6)
-    engine.step()
-    with pytest.raises(EngineError, match=f"{call} was called while step runs"):
-        engine.step()
     assert engine.run()["a", 0].token_ids == expected([1, 2, 3, 4], 6)
+    (cut_off,) = engine.core.cut_off
+    assert (cut_off.part, cut_off.name) == ("scheduler", "Calling")
+    assert f"{call} was called while step runs" in cut_off.reason
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_an_observer_that_calls_back_is_dropped(bench: Make, expected: Expected, call: str) -> None:
+def test_an_observer_that_calls_back_is_cut_off(bench: Make, expected: Expected, call: str) -> None:
     def then(event: Event) -> None:
         if isinstance(event, StepDone):
             CALLS[call](engine)
@@ -165,6 +164,61 @@ def test_an_observer_cannot_exit(bench: Make, expected: Expected) -> None:
     engine = bench(observers=(Listening(_raise(SystemExit(3))),))
     engine.add("a", [1, 2], max_tokens=6)
     assert engine.run()["a", 0].token_ids == expected([1, 2], 6)
+
+
+class Stumbling(Observer, MetricsText):
+    """Raises at its second event, or whenever it is asked for its metrics."""
+
+    def __init__(self, metrics: object = "m 1\n") -> None:
+        self.heard: list[Event] = []
+        self.missed: list[int] = []
+        self.metrics = metrics
+
+    def observe(self, event: Event) -> None:
+        self.heard.append(event)
+        if len(self.heard) == 2:
+            raise ValueError("oops")
+
+    def resync(self, num_missed: int) -> None:
+        self.missed.append(num_missed)
+
+    def render(self) -> Any:
+        if isinstance(self.metrics, Exception):
+            raise self.metrics
+        return self.metrics
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_observer_is_told_what_it_missed_when_it_is_back(
+    bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything: list[Event] = []
+    stumbling = Stumbling()
+    engine = bench(observers=(stumbling, Listening(everything.append)))
+    engine.add("a", [1, 2], max_tokens=3)
+    engine.step()
+    assert len(stumbling.heard) == 2 and engine.core.metrics() == ""
+    (cut_off,) = engine.core.cut_off
+    assert (cut_off.part, cut_off.name) == ("observer", "Stumbling")
+    engine.step()
+    assert len(stumbling.heard) == 2 and stumbling.missed == []
+    now = time.monotonic() + FIRST_PAUSE_S
+    for breaker in engine.core._observers.breakers:
+        monkeypatch.setattr(breaker, "_clock", lambda: now)
+    engine.run()
+    assert engine.core.metrics() == "m 1\n" and not engine.core.cut_off
+    (num_missed,) = stumbling.missed
+    assert len(stumbling.heard) + num_missed == len(everything)
+    assert stumbling.heard[2:] == everything[2 + num_missed :]
+
+
+@pytest.mark.parametrize("metrics", [None, 3, ValueError("no text")], ids=repr)
+def test_an_observer_that_renders_no_text_is_cut_off(bench: Make, metrics: object) -> None:
+    engine = bench(observers=(Stumbling(metrics), Stumbling()))
+    assert engine.core.metrics() == "m 1\n"
+    assert [cut_off.name for cut_off in engine.core.cut_off] == ["Stumbling"]
 
 
 class Stale(Scheduler):

@@ -207,6 +207,40 @@ def test_pages_of_another_encoding_are_refused(make_host: Any, monkeypatch: Any)
         host.prefill([0])
 
 
+def test_checksums_are_of_a_pages_bytes_in_its_groups_layers(
+    make_host: Callable[..., Any],
+) -> None:
+    host = make_host()
+    host.admit(0, PROMPT)
+    host.prefill([0])
+
+    pages = list(range(1, 20))
+
+    def checksums(group: int) -> list[int]:
+        found: list[int] = host.runner.call("page_checksums", group, pages)
+        return found
+
+    before = [checksums(group) for group in (0, 1)]
+    # Each layer of the model is a group of its own.
+    for group, layer in enumerate(host.runner._running().kv):
+        for tensor in layer.values():
+            last_byte = tensor[7].view(torch.uint8).view(-1)[-1]
+            last_byte ^= 1
+            changed = [a != b for a, b in zip(before[group], checksums(group), strict=True)]
+            assert changed == [page == 7 for page in pages]
+            assert checksums(1 - group) == before[1 - group]
+            last_byte ^= 1
+    assert [checksums(group) for group in (0, 1)] == before
+
+
+@pytest.mark.parametrize("question", [("colour",), ("page_checksums",), ("memory", 1)])
+def test_other_questions_are_refused(make_host: Callable[..., Any], question: Any) -> None:
+    with pytest.raises(
+        EngineError, match=f"unknown question '{question[0]}'; allowed: memory, page_"
+    ):
+        make_host().runner.call(*question)
+
+
 def test_close_frees_the_kv(make_host: Callable[..., Any]) -> None:
     host = make_host()
     kv = [t for layer in host.runner._running().kv for t in layer.values()]

@@ -12,7 +12,9 @@ ignored.  A case is written BATCHxPROMPTxGENERATED, e.g. 8x128x64.
         closes: so that peers can take turns within one run
     python peer_X.py --model M --trace FILE [--prefix-cache]
         requests as they arrive: JSON lines of arrival_s, prompt_token_ids and
-        max_tokens; one JSON line with times to the first and between tokens
+        max_tokens; one JSON line with times to the first and between tokens.
+        With --stdin, FILE says no more than how long requests get, and each line
+        {"trace": FILE} on standard input is answered by one
 """
 import argparse
 import json
@@ -96,7 +98,7 @@ def run(args, peer, version, dtype, load_s, vocab, generate, start=None):
              "prefix_cache": args.prefix_cache, "load_s": round(load_s, 3)}
     if args.trace and start is None:
         raise SystemExit(f"{peer} has no loop that takes requests as they arrive")
-    if args.trace:
+    if args.trace and not args.stdin:
         emit({**about, **replay(args.requests, *start()), "peak_rss_mb": peak_rss_mb()})
         return
     generate(prompts(Case("1x8x2"), vocab, 99), 2)
@@ -104,6 +106,9 @@ def run(args, peer, version, dtype, load_s, vocab, generate, start=None):
         emit({"ready": True, **about})
         for line in sys.stdin:
             asked = json.loads(line)
+            if "trace" in asked:
+                emit({**about, **replay(read_trace(asked["trace"]), *start())})
+                continue
             emit({**about, **one_run(Case(asked["case"]), vocab, asked["run"], generate)})
         return
     for case in args.case:
@@ -158,7 +163,7 @@ def replay(requests, submit, step):
     total = max(times[-1] for times in marks.values())
     return {"requests": len(requests), "total_s": round(total, 4),
             "tokens_per_s": round(sum(map(len, marks.values())) / total, 2),
-            **quantiles("ttft", first), **quantiles("itl", between)}
+            "ttft_mean_s": round(statistics.mean(first), 5), **quantiles("ttft", first), **quantiles("itl", between)}
 
 
 def quantiles(name, values):

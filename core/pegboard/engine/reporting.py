@@ -1,0 +1,60 @@
+"""What observers are told of a step."""
+
+from __future__ import annotations
+
+from pegboard.engine.commit import Tally
+from pegboard.engine.step_builder import Plan
+from pegboard.interfaces.kv_allocator import KVLedger
+from pegboard.interfaces.observer import LoadChanged, StepDone
+from pegboard.step import StepResult
+
+
+def step_done(
+    plan: Plan, result: StepResult, tally: Tally, started: float, load: LoadChanged
+) -> StepDone:
+    """The event of a committed step.
+
+    Args:
+        started: seconds of the monotonic clock.
+        load: after the step.
+    """
+    num_prefill = num_decode = 0
+    for entry in plan.entries:
+        if entry.num_tokens == 1 and entry.start >= entry.seq.num_prompt:
+            num_decode += 1 + entry.verify
+        else:
+            num_prefill += entry.num_tokens + entry.verify
+    # What a sibling computed was no question to the cache.
+    admitted = [
+        entry.seq for entry in plan.admitted if not (entry.is_fork or entry.seq.num_preemptions)
+    ]
+    return StepDone(
+        step_id=result.step_id,
+        time=load.time,
+        duration_s=load.time - started,
+        forward_s=result.forward_s,
+        sampling_s=result.sampling_s,
+        drafting_s=result.drafting_s,
+        num_prefill_tokens=num_prefill,
+        num_decode_tokens=num_decode,
+        num_output_tokens=tally.num_output_tokens,
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        num_preempted=plan.num_preempted,
+        num_drafts_tried=tally.num_drafts_tried,
+        num_drafts_accepted=tally.num_drafts_accepted,
+        kv=load.kv,
+        first_token_s=tuple(tally.first_token_s),
+        inter_token_s=tuple(tally.inter_token_s),
+        num_sequences=len(plan.entries),
+        num_prompt_tokens=tally.num_prompt_tokens,
+        num_cached_prompt_tokens=tally.num_cached_prompt_tokens,
+        num_prefix_queries=sum(seq.num_prompt for seq in admitted),
+        num_prefix_hits=sum(seq.num_cached_tokens for seq in admitted),
+        accepted_per_draft=tuple(tally.accepted_per_draft),
+    )
+
+
+def ledger_line(ledgers: tuple[KVLedger, ...]) -> str:
+    """Where KV pages are, in words."""
+    return ", ".join(f"group {index}: {entry}" for index, entry in enumerate(ledgers))

@@ -1,0 +1,39 @@
+"""Who calls: what keeps the tenants of one server apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A client, as far as the server knows it.
+
+    What a client writes never names another key's tenant or salt: the key's number stands before the
+    first colon, and a text of the client's only behind it.
+
+    Attributes:
+        key: number of the API key that let it in; None: the server has no keys.
+    """
+
+    key: int | None = None
+
+    def tenant(self, user: str | None) -> str:
+        """Whose requests these are, for schedulers; "" when nothing tells them from others."""
+        return self._typed(user)
+
+    def cache_salt(self, salt: str | None) -> str:
+        """Requests of the same salt share KV; "" when neither key nor client keeps them apart."""
+        return self._typed(salt)
+
+    def _typed(self, text: str | None) -> str:
+        if self.key is None and not text:
+            return ""
+        return f"{'' if self.key is None else self.key}:{text or ''}"
+
+
+def caller(http: Request) -> Caller:
+    """Who sent a request that has passed `RequireKey`, where there are keys."""
+    return Caller(getattr(http.state, "key", None))
