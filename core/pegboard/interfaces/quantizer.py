@@ -1,8 +1,16 @@
 """`Quantizer`: how a linear layer's weights are stored, and which layers it acts on.
 
-A quantizer's manifest entry names the checkpoint methods it reads (`methods = ["gptq"]`) and two
-torch-free functions: `parameters(layer, facts) -> tuple[StoredParameter, ...]`, the tensors that a
-layer has in the checkpoint, and `resident_bytes(layer, facts, dtype) -> int`, what it takes in memory.
+A quantizer's manifest entry names the checkpoint methods it reads (`methods = ["gptq"]`; one layout
+of a method that has several is `method/format`, as in `compressed-tensors/pack-quantized`), and three
+torch-free functions:
+
+- `parameters(layer, facts) -> tuple[StoredParameter, ...]`, the tensors that a layer has in the
+  checkpoint;
+- `resident_bytes(layer, facts, dtype, options) -> int`, what it takes in memory;
+- `formats(facts, options) -> tuple[str, ...]`, the weight formats that its schemes yield, each of which
+  needs a kernel; a list in the manifest where they are always the same.
+
+`options` are validated by the quantizer's options model; None where it has none.
 """
 
 from __future__ import annotations
@@ -18,7 +26,14 @@ if TYPE_CHECKING:
     from pegboard.interfaces.checkpoint import CheckpointFacts
     from pegboard.interfaces.model import ParameterKind
 
-VERSION = 1
+VERSION = 2
+
+CODES = ("int8", "uint4", "float8")
+"""What a quantized weight's codes are: int8; uint8 of 0 to 15 (fewer bits are fewer values);
+float8_e4m3fn."""
+
+ACTIVATIONS = ("float", "static", "dynamic", "grouped")
+"""How inputs are quantized before a product; see `LinearWeight.activations`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +92,28 @@ class LinearWeight:
     """The canonical form that every scheme yields after loading and every kernel packs from.
 
     w[o, i] = (codes[o, i] - zeros[o, g]) * scales[o, g] with g = group_map[i], or `values` where the
-    weight is float.
+    weight is float. In float32: the difference is rounded, then the product.
 
     Attributes:
-        format: what kernels register for: `float`, `int8`, `int4`, ...
+        format: what kernels register for: `float`, or one of `CODES`, and after a colon the
+            activations where they are quantized: `uint4`, `int8:dynamic`, `uint4:grouped`, ...
         shape: [out_features, in_features].
         values: [out, in] float, for format `float`; else None.
-        codes: [out, in] uint8, int8 or float8, one weight an element; None for `float`.
+        codes: [out, in] uint8, int8 or float8_e4m3fn, one weight an element; None for `float`.
         scales: [out, groups] float32; None for `float`.
-        zeros: [out, groups] float32 (in codes; minima of block formats too, as -min/scale); None: 0.
-        group_map: int32 [in]; None: consecutive groups of equal size.
-        activations: how inputs are quantized before the product: not at all (`float`), by
-            `input_scale` (`static`), or by a scale of each token (`dynamic`).
-        input_scale: float32 [1] or [in], for `static`.
+        zeros: [out, groups] float32, in codes; None: 0.
+        minima: [out, groups] float32, instead of zeros: w = codes * scales + minima, for block formats
+            whose minimum is no whole number of scales. The product is rounded, then the sum.
+        group_map: int32 [in]; None: consecutive groups of equal size, the last one perhaps shorter
+            where `group_size` says so.
+        group_size: inputs a group, where the groups do not divide the inputs; None: they do.
+        activations: how inputs are quantized before the product, to the codes' kind: not at all
+            (`float`); by `input_scale` and `input_zero` (`static`); by a scale of each token, amax / 127
+            for int8 and amax / 448 for float8 (`dynamic`); to int8 by a scale, amax / 127, of each
+            token and 32 consecutive inputs (`grouped`).
+        input_scale: float32 [1], for `static`.
+        input_zero: float32 [1], in codes, for `static`; None: 0.
+        input_group: for `dynamic`: inputs that share a scale; None: all of a token.
     """
 
     format: str
@@ -98,9 +122,13 @@ class LinearWeight:
     codes: torch.Tensor | None = None
     scales: torch.Tensor | None = None
     zeros: torch.Tensor | None = None
+    minima: torch.Tensor | None = None
     group_map: torch.Tensor | None = None
-    activations: Literal["float", "static", "dynamic"] = "float"
+    group_size: int | None = None
+    activations: Literal["float", "static", "dynamic", "grouped"] = "float"
     input_scale: torch.Tensor | None = None
+    input_zero: torch.Tensor | None = None
+    input_group: int | None = None
 
 
 class Scheme(ABC):

@@ -367,16 +367,31 @@ def _joined(weights: Sequence[LinearWeight]) -> LinearWeight | None:
     """The weights of several layers of one input as one, along the output; None where their forms
     do not go together."""
     first = weights[0]
-    if any(weight.group_map is not None for weight in weights):
-        return None  # each may order its inputs in its own way
+    if not all(_same_inputs(first, weight) for weight in weights):
+        return None
     tensors: dict[str, Any] = {}
-    for name in ("values", "codes", "scales", "zeros"):
+    for name in ("values", "codes", "scales", "zeros", "minima"):
         parts = [getattr(weight, name) for weight in weights]
         if len({None if part is None else (part.dtype, part.shape[1:]) for part in parts}) > 1:
             return None
         tensors[name] = None if parts[0] is None else torch.cat(parts)
     shape = (sum(weight.shape[0] for weight in weights), first.shape[1])
-    return LinearWeight(first.format, shape, **tensors)
+    return replace(first, shape=shape, **tensors)
+
+
+def _same_inputs(first: LinearWeight, other: LinearWeight) -> bool:
+    """Whether two weights group and quantize their inputs alike."""
+    numbers = ("format", "group_size", "activations", "input_group")
+    tensors = ("group_map", "input_scale", "input_zero")
+    return all(getattr(first, name) == getattr(other, name) for name in numbers) and all(
+        _equal(getattr(first, name), getattr(other, name)) for name in tensors
+    )
+
+
+def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
 
 
 def _own(

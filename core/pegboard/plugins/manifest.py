@@ -103,7 +103,8 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         estimate: torch-free function of a `Workload`: bytes beside weights and KV.
         files, describe: of a checkpoint source; `describe` of a model too.
         architectures: of a model.
-        methods, formats, parameters, resident_bytes: of a quantizer.
+        methods, formats, parameters, resident_bytes: of a quantizer; `formats` is a list, or a
+            torch-free function.
         layout, encodings: of an attention backend.
         operations: of a kernel family.
         params, fields: of a logits processor.
@@ -122,7 +123,7 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     describe: Dotted | None = None
     architectures: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
-    formats: tuple[str, ...] = ()
+    formats: tuple[str, ...] | Dotted = ()
     parameters: Dotted | None = None
     resident_bytes: Dotted | None = None
     layout: Dotted | None = None

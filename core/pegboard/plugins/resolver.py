@@ -7,7 +7,7 @@ sizes the pool afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pegboard.config import Choice, Config
@@ -34,6 +34,12 @@ DTYPES = {
 }
 
 
+def listed_formats(quantizer: Part) -> tuple[str, ...]:
+    """The weight formats that a quantizer's manifest lists."""
+    assert not isinstance(quantizer.entry.formats, str)
+    return quantizer.entry.formats
+
+
 @dataclass(frozen=True)
 class Inspected:
     """What was read of checkpoint and model before resolving.
@@ -44,6 +50,7 @@ class Inspected:
         shape, model: the model and the part that builds it.
         objects: interface to the parts that stand for objects given in Python.
         unusable: (operation, kernel family) whose self-test failed on this machine.
+        formats: what a quantizer makes of the checkpoint's weights.
     """
 
     model_name: str
@@ -53,6 +60,7 @@ class Inspected:
     model: Part
     objects: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
     unusable: frozenset[tuple[str, str]] = frozenset()
+    formats: Callable[[Part], tuple[str, ...]] = listed_formats
 
 
 def resolve(
@@ -81,7 +89,7 @@ def resolve(
     parts = _choose_parts(config, inspected, chooser)
     kernels = choose_kernels(
         chooser,
-        parts["quantizer"].entry.formats if "quantizer" in parts else (),
+        inspected.formats(parts["quantizer"]) if "quantizer" in parts else (),
         parts.get("attention"),
         config,
         inspected.unusable,
@@ -217,7 +225,6 @@ def _num_threads(config: Config, chooser: Chooser) -> int:
 
 def _choose_parts(config: Config, inspected: Inspected, chooser: Chooser) -> dict[str, Part]:
     facts = inspected.facts
-    method = facts.quantization or "none"
     scheduler = Wanted(
         "scheduler",
         "scheduler",
@@ -237,7 +244,7 @@ def _choose_parts(config: Config, inspected: Inspected, chooser: Chooser) -> dic
         "model": inspected.model,
         "quantizer": chooser.choose(
             _wanted("quantizer", "quantizer", config.quantizer),
-            lambda entry: reads(entry, method),
+            lambda entry: reads(entry, facts),
         ),
         "attention": chooser.choose(
             _wanted("attention", "attention", config.attention),

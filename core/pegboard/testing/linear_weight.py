@@ -18,9 +18,13 @@ def dense(weight: LinearWeight) -> torch.Tensor:
         return weight.values.double()
     assert weight.codes is not None and weight.scales is not None
     in_features, num_groups = weight.shape[1], weight.scales.shape[1]
-    group = torch.arange(in_features, device=weight.scales.device) // (in_features // num_groups)
+    size = weight.group_size or in_features // num_groups
+    group = torch.arange(in_features, device=weight.scales.device) // size
     if weight.group_map is not None:
         group = weight.group_map.long()
-    zeros = torch.zeros_like(weight.scales) if weight.zeros is None else weight.zeros
+    zeros, minima = (
+        torch.zeros_like(weight.scales) if numbers is None else numbers
+        for numbers in (weight.zeros, weight.minima)
+    )
     centred = weight.codes.double() - zeros[:, group].double()
-    return centred * weight.scales[:, group].double()
+    return centred * weight.scales[:, group].double() + minima[:, group].double()

@@ -7,6 +7,7 @@ import math
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.quantizer import StoredParameter, WeightSpec
+from pegboard_gguf.options import GGUFOptions
 
 # What `gguf.quants.dequantize` reads, beside plain elements.
 BLOCK_FORMATS = frozenset(
@@ -43,6 +44,8 @@ def parameters(layer: WeightSpec, facts: CheckpointFacts) -> tuple[StoredParamet
     return (StoredParameter("weight", layer.shape, dtype, {"out": 0, "in": 1}),)
 
 
-def resident_bytes(layer: WeightSpec, facts: CheckpointFacts, dtype: str) -> int:
+def resident_bytes(
+    layer: WeightSpec, facts: CheckpointFacts, dtype: str, options: GGUFOptions | None
+) -> int:
     """Bytes of the dequantized weight in the activation dtype."""
     return math.prod(layer.shape) * _ITEM_BYTES[dtype]

@@ -205,7 +205,7 @@ def test_plans_say_what_a_weight_takes(smollm2: Path) -> None:
     spec = WeightSpec("model.layers.0.mlp.up_proj", (1536, 576), "linear")
     (stored,) = parameters(spec, facts)
     assert (stored.name, stored.shape, stored.dtype) == ("weight", (1536, 576), "uint8")
-    assert resident_bytes(spec, facts, "bfloat16") == 1536 * 576 * 2
+    assert resident_bytes(spec, facts, "bfloat16", None) == 1536 * 576 * 2
     assert "float32" in PLAIN_DTYPES
 
 
