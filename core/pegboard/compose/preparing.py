@@ -93,6 +93,7 @@ def prepare(
         objects=objects_parts,
         unusable=unusable,
         formats=partial(_formats, facts),
+        alternatives=partial(_alternatives, facts),
     )
     devices = probe()
     composition = resolve(config, inspected, devices, catalog)
@@ -147,6 +148,20 @@ def _formats(facts: CheckpointFacts, quantizer: Part) -> tuple[str, ...]:
         return ()
     formats: tuple[str, ...] = resolve_dotted(said, quantizer.origin)(facts, options)
     return formats
+
+
+def _alternatives(facts: CheckpointFacts, quantizer: Part) -> tuple[Part, ...]:
+    """A quantizer with what its options may stand for, best first; as it is while they do not fit."""
+    if quantizer.entry.alternatives is None:
+        return (quantizer,)
+    try:
+        options = options_of(quantizer)
+    except OptionsInvalid:
+        return (quantizer,)
+    settled = resolve_dotted(quantizer.entry.alternatives, quantizer.origin)(facts, options)
+    return tuple(
+        msgspec.structs.replace(quantizer, options=one.model_dump(mode="json")) for one in settled
+    )
 
 
 def _tokenizer_facts(config: Config, catalog: Catalog, facts: CheckpointFacts) -> TokenizerFacts:

@@ -229,6 +229,16 @@ class LayerBuilder:
         """
         return self._heads[name] if name in self._heads else self.linear(name)
 
+    def values(self, name: str) -> torch.Tensor:
+        """float32 [out_features, in_features] of a linear layer's, an embedding's or the head's
+        weight, however it is stored.
+
+        Raises:
+            CheckpointError: a tensor that is missing or wrong.
+        """
+        spec, scheme = self._scheme(name)
+        return scheme.dequantize(self._stored(spec, scheme))
+
     def norm(self, name: str) -> RMSNorm:
         """The RMSNorm of that name.
 
@@ -312,8 +322,15 @@ class LayerBuilder:
         spec, scheme = self._scheme(name)
         kernel = self._linear_kernel(scheme, name)
         weight = self._load(spec, scheme)
-        bias = f"{name}.bias"
-        return kernel, weight, self._vector(bias) if bias in self._parameters else None
+        return kernel, weight, self._bias(name)
+
+    def _bias(self, name: str) -> torch.Tensor | None:
+        """None too where it is zero throughout, as tools that quantize write it for every layer: without
+        one, layers can be joined."""
+        if f"{name}.bias" not in self._parameters:
+            return None
+        bias = self._vector(f"{name}.bias")
+        return bias if bool(bias.any()) else None
 
     def _scheme(self, name: str) -> tuple[WeightSpec, Scheme]:
         parameter = self._parameters[f"{name}.weight"]

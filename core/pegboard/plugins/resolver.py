@@ -15,11 +15,11 @@ from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.device import DeviceFacts
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.model import ModelShape
-from pegboard.plugins.checks import attends, check_parts, numerics_of, reads
+from pegboard.plugins.checks import attends, check_parts, layout_of, numerics_of, reads
 from pegboard.plugins.choice import INACTIVE, Chooser, Wanted
 from pegboard.plugins.composition import Composition, Decision, Part, Refusal
 from pegboard.plugins.discovery import Catalog
-from pegboard.plugins.kernels import choose_kernels, numerics_id
+from pegboard.plugins.kernels import choose_kernels, numerics_id, settle_quantizer
 from pegboard.plugins.manifest import OBJECT, Manifest
 
 DEFAULT_BLOCK_SIZE = 16
@@ -40,6 +40,11 @@ def listed_formats(quantizer: Part) -> tuple[str, ...]:
     return quantizer.entry.formats
 
 
+def as_it_is(quantizer: Part) -> tuple[Part, ...]:
+    """A quantizer whose options leave nothing open."""
+    return (quantizer,)
+
+
 @dataclass(frozen=True)
 class Inspected:
     """What was read of checkpoint and model before resolving.
@@ -51,6 +56,7 @@ class Inspected:
         objects: interface to the parts that stand for objects given in Python.
         unusable: (operation, kernel family) whose self-test failed on this machine.
         formats: what a quantizer makes of the checkpoint's weights.
+        alternatives: a quantizer with what its options may stand for, best first.
     """
 
     model_name: str
@@ -61,6 +67,7 @@ class Inspected:
     objects: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
     unusable: frozenset[tuple[str, str]] = frozenset()
     formats: Callable[[Part], tuple[str, ...]] = listed_formats
+    alternatives: Callable[[Part], tuple[Part, ...]] = as_it_is
 
 
 def resolve(
@@ -87,6 +94,11 @@ def resolve(
     max_model_len = _max_model_len(config, shape, chooser)
     num_threads = _num_threads(config, chooser)
     parts = _choose_parts(config, inspected, chooser)
+    if "quantizer" in parts:
+        alternatives = inspected.alternatives(parts["quantizer"])
+        parts["quantizer"] = settle_quantizer(
+            chooser, alternatives, inspected.formats, config, inspected.unusable
+        )
     kernels = choose_kernels(
         chooser,
         inspected.formats(parts["quantizer"]) if "quantizer" in parts else (),
@@ -239,11 +251,13 @@ def _choose_parts(config: Config, inspected: Inspected, chooser: Chooser) -> dic
         "drafter", "drafter", config.drafter.name, config.drafter.options, "drafter.options"
     )
     policy = config.drafter.policy
+    quantizer = _wanted("quantizer", "quantizer", config.quantizer)
+    quantizer.known_as = (layout_of(facts), facts.quantization or "none")
     found = {
         "checkpoint_source": inspected.source,
         "model": inspected.model,
         "quantizer": chooser.choose(
-            _wanted("quantizer", "quantizer", config.quantizer),
+            quantizer,
             lambda entry: reads(entry, facts),
         ),
         "attention": chooser.choose(
