@@ -29,6 +29,12 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session")
+def quant_data(root: Path) -> Path:
+    """Small quantized checkpoints of other tools, a folder each."""
+    return root / "tests/data/quant"
+
+
+@pytest.fixture(scope="session")
 def shared_folder() -> Path:
     """Texts and checkpoints that are not part of the repository: `PEGBOARD_SHARED`, else `../shared`."""
     folder = Path(os.environ.get("PEGBOARD_SHARED", ROOT.parent / "shared"))

@@ -1,8 +1,9 @@
 """Linear layers alone: the CPU plugin's kernel and torch's, beside what the machine allows.
 
 One pass multiplies so many rows with every weight of SmolLM2-135M once (30 layers and the head), so
-that weights come from memory as they do in a step. In each round both run a pass, in an order that
-turns. Writes a JSON file and the table of this folder's README.
+that weights come from memory as they do in a step. In each round all run a pass, in an order that
+turns: float weights, torch's product with them, and weights in codes of each format, in groups of 32.
+Writes a JSON file and the table of this folder's README.
 
     python examples/bench/bench_kernels.py
     PEGBOARD_CPU_ISA=avx2 python examples/bench/bench_kernels.py --threads 1 --rows 1 --rows 32
@@ -21,16 +22,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from report import circumstances, markdown, write_table
 from torch.nn import functional as F
 
-from pegboard.interfaces.kernel import KernelContext
+from pegboard.interfaces.kernel import KernelContext, LinearKernel
 from pegboard.interfaces.quantizer import LinearWeight
+from pegboard_cpu.kernels import cpu_kernel
 from pegboard_cpu.library import instruction_set
-from pegboard_cpu.linear import CPULinear
+from pegboard_cpu.weight import NativeWeight
 
 HERE = Path(__file__).parent
 NUM_LAYERS = 30
@@ -44,7 +46,13 @@ SHAPES = {
 """[out_features, in_features] of SmolLM2-135M's fused layers."""
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
-FMA_LIMITS = {"avx512": "fma512_fp32_gflop_s", "avx2": "fma_fp32_gflop_s"}
+FORMATS = ("float", "uint4", "uint4:grouped", "int8", "int8:grouped")
+GROUP_SIZE = 32
+FMA_LIMITS = {
+    "avx512_vnni": "fma512_fp32_gflop_s",
+    "avx512": "fma512_fp32_gflop_s",
+    "avx2": "fma_fp32_gflop_s",
+}
 """Instruction set to the measurement of `peers/machine.py` that bounds it."""
 
 Weights = list[tuple[str, torch.Tensor]]
@@ -85,17 +93,13 @@ def main() -> None:
 def measure(
     weights: Weights, num_threads: int, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """A case for each number of rows: medians of milliseconds by kernel and layer kind."""
+    """A case for each number of rows: medians of milliseconds by kernel and layer kind, and the bytes
+    of each format's weights."""
     torch.set_num_threads(num_threads)
-    kernel = CPULinear(KernelContext("linear", "float", "float32", "cpu", num_threads))
-    packed = [
-        kernel.prepare(LinearWeight("float", SHAPES[kind], values=values))
-        for kind, values in weights
-    ]
-    linears: dict[str, Linear] = {
-        "pegboard": lambda x, number: kernel.linear(x, packed[number]),
-        "torch": lambda x, number: F.linear(x, weights[number][1]),
-    }
+    linears: dict[str, Linear] = {"torch": lambda x, number: F.linear(x, weights[number][1])}
+    num_bytes: dict[str, int] = {}
+    for format in options.formats:
+        linears[format], num_bytes[format] = _native(weights, format, num_threads)
     kinds = [kind for kind, _ in weights]
     clock = time.process_time if options.cpu_time else time.perf_counter
     cases = []
@@ -106,7 +110,7 @@ def measure(
                 passes[name].append(_pass(linears[name], kinds, num_rows, clock))
         # the first round pays for memory that later ones find
         cases.append(
-            {"threads": num_threads, "rows": num_rows}
+            {"threads": num_threads, "rows": num_rows, "bytes": num_bytes}
             | {name: _medians(done[1:]) for name, done in passes.items()}
         )
         print(num_threads, num_rows, cases[-1], file=sys.stderr)
@@ -115,30 +119,31 @@ def measure(
 
 def table(result: dict[str, Any]) -> str:
     """The Markdown table of a result."""
-    head = ["threads", "rows", "ms", "GB/s", "GFLOP/s", "of the limit", "torch's ms", "ratio"]
-    machine, fma = result["machine"], FMA_LIMITS.get(result["instruction_set"])
-    rows = []
-    for case in result["cases"]:
-        threads, num_rows = case["threads"], case["rows"]
-        seconds = case["pegboard"]["total"] / 1e3
-        num_bytes, num_flops = 4 * _num_weights(), 2 * num_rows * _num_weights()
-        limit = num_bytes / machine[f"read_gb_s_{threads}t"] / 1e9
-        if fma is not None:
-            limit = max(limit, num_flops / machine[f"{fma}_{threads}t"] / 1e9)
-        theirs = case["torch"]["total"]
-        rows.append(
-            [
-                str(threads),
-                str(num_rows),
-                f"{seconds * 1e3:.1f}",
-                f"{num_bytes / seconds / 1e9:.1f}",
-                f"{num_flops / seconds / 1e9:.0f}",
-                f"{limit / seconds:.0%}",
-                f"{theirs:.1f}",
-                f"{theirs / seconds / 1e3:.2f}",
-            ]
-        )
+    head = ["threads", "rows", "weights", "ms", "GB/s", "GFLOP/s", "of the limit", "float's ms"]
+    head += ["ratio", "torch's ms", "ratio"]
+    rows = [
+        _row(result, case, format, num_bytes)
+        for case in result["cases"]
+        for format, num_bytes in case["bytes"].items()
+    ]
     return "\n".join((markdown(head, rows), "", _caption(result)))
+
+
+def _row(result: dict[str, Any], case: dict[str, Any], format: str, num_bytes: int) -> list[str]:
+    machine, fma = result["machine"], FMA_LIMITS.get(result["instruction_set"])
+    threads, num_rows = case["threads"], case["rows"]
+    seconds, num_flops = case[format]["total"] / 1e3, 2 * num_rows * _num_weights()
+    limit = num_bytes / machine[f"read_gb_s_{threads}t"] / 1e9
+    # whole numbers are multiplied faster than floats: there the reading alone is a limit
+    if fma is not None and ":" not in format:
+        limit = max(limit, num_flops / machine[f"{fma}_{threads}t"] / 1e9)
+    row = [str(threads), str(num_rows), format, f"{seconds * 1e3:.1f}"]
+    row += [f"{num_bytes / seconds / 1e9:.1f}", f"{num_flops / seconds / 1e9:.0f}"]
+    row.append(f"{limit / seconds:.0%}")
+    for other in ("float", "torch"):
+        theirs = case[other]["total"] if other in case else None
+        row += ["", ""] if theirs is None else [f"{theirs:.1f}", f"{theirs / seconds / 1e3:.2f}"]
+    return row
 
 
 def _caption(result: dict[str, Any]) -> str:
@@ -150,10 +155,11 @@ def _caption(result: dict[str, Any]) -> str:
             text += f" and {machine[f'{fma}_{threads}t']:.0f} GFLOP/s"
         limits.append(f"{text} with {threads} thread{'s' if threads > 1 else ''}")
     return (
-        f"float32, {result['instruction_set']}, {result['cpu']}, torch {result['torch']}; medians of "
-        f"{result['rounds']} rounds, {result['clock']}. The limit is the slower of reading the "
-        f"weights and multiplying, measured in the same run: {'; '.join(limits)}. Load of the "
-        f"machine before it: {result['load_before']:.1f}. By layer kind: `results/kernels.json`."
+        f"float32 activations, {result['instruction_set']}, {result['cpu']}, torch {result['torch']}; "
+        f"medians of {result['rounds']} rounds, {result['clock']}. The limit is the slower of reading "
+        "the weights and, for float inputs, multiplying, measured in the same run: "
+        f"{'; '.join(limits)}. Load of the machine before it: {result['load_before']:.1f}. By layer "
+        "kind: `results/kernels.json`."
     )
 
 
@@ -175,6 +181,36 @@ def _medians(passes: list[Pass]) -> dict[str, float]:
     for kind in SHAPES:
         medians[kind] = statistics.median(one.seconds[kind] for one in passes)
     return {kind: round(1e3 * seconds, 3) for kind, seconds in medians.items()}
+
+
+def _native(weights: Weights, format: str, num_threads: int) -> tuple[Linear, int]:
+    """A product by number of the weight, and the bytes of all weights."""
+    kernel = cast(
+        LinearKernel, cpu_kernel(KernelContext("linear", format, "float32", "cpu", num_threads))
+    )
+    packed = [kernel.prepare(_weight(values, format)) for _, values in weights]
+    num_bytes = sum(cast(NativeWeight, weight).num_bytes for weight in packed)
+    return lambda x, number: kernel.linear(x, packed[number]), num_bytes
+
+
+def _weight(values: torch.Tensor, format: str) -> LinearWeight:
+    """The weight in a format; codes are random, with scales that float16 holds and one zero."""
+    out_features, in_features = values.shape
+    shape = (out_features, in_features)
+    kind, _, activations = format.partition(":")
+    if kind == "float":
+        return LinearWeight(format, shape, values=values)
+    bits = {"uint4": 4, "int8": 8}[kind]
+    codes = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
+    scales = torch.rand(out_features, in_features // GROUP_SIZE).half().float()
+    return LinearWeight(
+        format,
+        shape,
+        codes=codes if kind == "uint4" else codes.view(torch.int8),
+        scales=scales,
+        zeros=torch.full_like(scales, 8.0) if kind == "uint4" else None,
+        activations="grouped" if activations else "float",
+    )
 
 
 def _weights() -> Weights:
@@ -199,6 +235,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", action="append", type=int, help="may be repeated")
     parser.add_argument("--threads", action="append", type=int, help="may be repeated")
+    parser.add_argument("--formats", action="append", choices=FORMATS, help="may be repeated")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
         "--cpu-time",
@@ -208,6 +245,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "kernels.json")
     options = parser.parse_args()
     options.rows = options.rows or list(ROWS)
+    options.formats = options.formats or list(FORMATS)
     options.threads = options.threads or sorted({1, 2 ** ((os.cpu_count() or 1).bit_length() - 1)})
     return options
 

@@ -82,6 +82,14 @@ TABLE: dict[str, Row] = {
         CORE, torch=Torch.LAZILY, never=("pegboard.server", "pegboard.cli", "pegboard.builtin")
     ),
     "pegboard.bench": Row(("pegboard.progress", "pegboard.server", "pegboard.cli", *CONFIG)),
+    "pegboard.eval": Row(
+        (
+            *CONTRACTS,
+            *CONFIG,
+            *("pegboard.bench", "pegboard.compose", "pegboard.llm", "pegboard.tokenizer"),
+        ),
+        torch=Torch.LAZILY,
+    ),
     "pegboard.server": Row(CORE, torch=Torch.LAZILY, never=("pegboard.builtin",)),
     "pegboard.cli": Row(CORE, torch=Torch.LAZILY, never=("pegboard.builtin",)),
     "pegboard.testing": Row(

@@ -23,8 +23,17 @@ def project(path: Path) -> dict[str, Any]:
     return table
 
 
+FOLDERS = {"pegboard-quant": "common"}
+"""Folders of the distributions that are not named by theirs."""
+
+
 def name(path: Path) -> str:
     return path.parent.relative_to(ROOT).as_posix()
+
+
+def short_name(path: Path) -> str:
+    """A plugin's distribution, as the core's extras say it."""
+    return str(project(path)["name"]).removeprefix("pegboard-").replace("-", "_")
 
 
 @pytest.mark.parametrize("path", PROJECTS, ids=name)
@@ -51,10 +60,10 @@ def test_a_plugin_asks_for_a_range_of_the_core(path: Path) -> None:
 @pytest.mark.parametrize("path", PLUGINS, ids=name)
 def test_a_plugin_is_an_extra_of_the_core(path: Path) -> None:
     extras = project(ROOT / "core" / "pyproject.toml")["optional-dependencies"]
-    (requirement,) = [Requirement(text) for text in extras[path.parent.name]]
+    (requirement,) = [Requirement(text) for text in extras[short_name(path)]]
     assert requirement.name == project(path)["name"]
     assert Version(pegboard.__version__) in requirement.specifier
-    assert f"pegboard[{path.parent.name}]" in extras["all"]
+    assert f"pegboard[{short_name(path)}]" in extras["all"]
 
 
 @pytest.mark.parametrize("path", PROJECTS, ids=name)
@@ -65,7 +74,7 @@ def test_a_distribution_carries_the_license(path: Path) -> None:
 @pytest.mark.parametrize("path", PLUGINS, ids=name)
 def test_a_plugin_is_found_by_its_entry_point(path: Path) -> None:
     table = project(path)
-    assert table["name"] == f"pegboard-{path.parent.name.replace('_', '-')}"
+    assert path.parent.name == FOLDERS.get(table["name"], short_name(path))
     assert list(table["entry-points"]) == ["pegboard"]
     for module in table["entry-points"]["pegboard"].values():
         assert (path.parent / module / "plugin.toml").is_file()

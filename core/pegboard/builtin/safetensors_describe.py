@@ -23,6 +23,12 @@ from pegboard.interfaces.checkpoint import CheckpointFacts, TensorFact
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+QUANTIZATION_FILES = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+"""Files with the settings of a quantization method, and the method where they do not name one."""
 
 _DTYPES = {
     "BOOL": ("bool", 1),
@@ -58,25 +64,12 @@ def describe(path: Path) -> CheckpointFacts:
     folder = path if path.is_dir() else path.parent
     config = read_json(folder / "config.json", fix="a checkpoint's folder holds its config.json")
     generation = read_optional_json(folder / "generation_config.json")
-    quantization = config.get("quantization_config") or {}
-    if not isinstance(quantization, dict):
-        raise CheckpointError(
-            str(folder / "config.json"),
-            f"quantization_config {quantization!r}",
-            allowed="an object",
-        )
-    method = quantization.get("quant_method")
-    if not isinstance(method, str | None):
-        raise CheckpointError(
-            str(folder / "config.json"),
-            f"quantization_config.quant_method {method!r}",
-            allowed="a text",
-        )
+    method, quantization = _quantization(folder, config)
     files = shard_files(path)
     return CheckpointFacts(
         source="safetensors",
         path=str(path.absolute()),
-        fingerprint=_fingerprint(config, files),
+        fingerprint=_fingerprint({**config, "quantization_config": quantization}, files),
         config=config,
         tensors=_tensor_facts(path, files),
         quantization=method,
@@ -84,6 +77,30 @@ def describe(path: Path) -> CheckpointFacts:
         eos_token_ids=_eos_token_ids(generation) or _eos_token_ids(config),
         tokenizer=tokenizer_facts(folder),
     )
+
+
+def _quantization(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """The method that the weights are quantized by, None for none, and its settings: of the model's
+    config, or of a file of their own, as older tools wrote them.
+
+    Raises:
+        CheckpointError: they are no settings.
+    """
+    file, key, default = folder / "config.json", "quantization_config", None
+    quantization = config.get(key) or config.get("compression_config") or {}
+    for name, method_of_file in QUANTIZATION_FILES.items():
+        if not quantization and (folder / name).is_file():
+            file, key, default = folder / name, "", method_of_file
+            quantization = read_json(file)
+            quantization = quantization.get("quantization", quantization)
+    if not isinstance(quantization, dict):
+        raise CheckpointError(str(file), f"{key} {quantization!r}", allowed="an object")
+    method = quantization.get("quant_method") or quantization.get("method") or default
+    if not isinstance(method, str | None):
+        raise CheckpointError(
+            str(file), f"{key}.quant_method {method!r}".lstrip("."), allowed="a text"
+        )
+    return method, quantization
 
 
 def shard_files(path: Path) -> tuple[Path, ...]:

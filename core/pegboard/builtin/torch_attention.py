@@ -6,8 +6,8 @@
 Queries of a step are cut into tiles. A tile is a batch of equally long query spans, each with the KV
 slots that its queries may see, padded to a common length and masked. Short spans (decodes and
 verifications) of many rows share a tile; a long span (prefill) has tiles of its own. Arithmetic is in
-float32, in float64 for float64 models. torch's fused function computes the formula where it can, and
-the formula itself where scores are capped or the LSE is wanted.
+float32, in float64 for float64 models; KV in codes is decoded a tile at a time. torch's fused function
+computes the formula where it can, and the formula itself where scores are capped or the LSE is wanted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from pegboard.builtin.torch_attention_codes import CODES, fixed_scales
 from pegboard.builtin.torch_attention_layout import SPAN, TILE_ELEMENTS, layout
 from pegboard.interfaces.attention import (
     AttentionBackend,
@@ -61,7 +62,8 @@ class _Piece:
 
 
 class TorchAttention(AttentionBackend):
-    """Grouped queries, windows, soft caps, draft trees and LSE, over KV in its plain dtype."""
+    """Grouped queries, windows, soft caps, draft trees and LSE, over KV in its plain dtype or
+    in codes."""
 
     def __init__(self, context: AttentionContext) -> None:
         self._layers = context.layers
@@ -73,6 +75,10 @@ class TorchAttention(AttentionBackend):
         }
         for group in self._groups:
             layout(group)  # refuses an encoding that this backend does not have
+        self._fixed = [
+            fixed_scales(context, self._groups[self._group_of[layer]].encoding, layer)
+            for layer in range(len(self._layers))
+        ]
         self._kv: Sequence[Mapping[str, torch.Tensor]] = ()
         self._flat: list[dict[str, torch.Tensor]] = []
         self._positions = torch.empty(0, dtype=torch.int64)
@@ -113,23 +119,41 @@ class TorchAttention(AttentionBackend):
             both = torch.cat((q, k), dim=1)
             rotated = self._rotary.rotate(both, self._positions, rotary.cos, rotary.sin)
             q, k = torch.split_with_sizes(rotated, [q.shape[1], k.shape[1]], dim=1)
-        keys, values = self._flat[layer]["k"], self._flat[layer]["v"]
-        keys.index_copy_(0, self._write_slots[g], k.to(keys.dtype))
-        values.index_copy_(0, self._write_slots[g], v.to(values.dtype))
+        self._write(layer, "k", k)
+        self._write(layer, "v", v)
         shape, tiles = self._layers[layer], self._tiles[g]
         if len(tiles) == 1 and tiles[0].is_whole and lse is None:
             batched = q.reshape(*tiles[0].tokens.shape, *q.shape[1:])
-            k, v = self._gathered(keys, values, tiles[0].slots)
+            k, v = (self._read(layer, name, tiles[0].slots) for name in "kv")
             return _attend_tile(batched, k, v, tiles[0], shape)[0].flatten(0, 1)
         out = torch.empty_like(q)
         for tile in tiles:
-            k, v = self._gathered(keys, values, tile.slots)
+            k, v = (self._read(layer, name, tile.slots) for name in "kv")
             out[tile.tokens], log_sum = _attend_tile(
                 q[tile.tokens], k, v, tile, shape, with_lse=lse is not None
             )
             if lse is not None and log_sum is not None:
                 lse[tile.tokens] = log_sum.to(lse.dtype)
         return out
+
+    def _write(self, layer: int, name: str, x: torch.Tensor) -> None:
+        """Keys or values of the step's tokens, into the layer's pages."""
+        g, flat = self._group_of[layer], self._flat[layer]
+        encoding, slots = self._groups[g].encoding, self._write_slots[g]
+        if encoding == "none":
+            flat[name].index_copy_(0, slots, x.to(flat[name].dtype))
+            return
+        codes, scale = CODES[encoding].encode(x, self._fixed[layer].get(name))
+        flat[name].index_copy_(0, slots, codes)
+        flat[f"{name}_scale"].index_copy_(0, slots, scale)
+
+    def _read(self, layer: int, name: str, slots: torch.Tensor) -> torch.Tensor:
+        """Keys or values [B, L, num_kv_heads, head_dim] of slots [B, L]; valid until the next call."""
+        flat, encoding = self._flat[layer], self._groups[self._group_of[layer]].encoding
+        kept = self._gathered(name, flat[name], slots)
+        if encoding == "none":
+            return kept
+        return CODES[encoding].decode(kept, flat[f"{name}_scale"][slots])
 
     def copy_blocks(self, group: int, source: torch.Tensor, target: torch.Tensor) -> None:
         pairs = list(zip(source.tolist(), target.tolist(), strict=True))
@@ -175,14 +199,9 @@ class _Gathered:
     def __init__(self) -> None:
         self._memory: dict[str, torch.Tensor] = {}
 
-    def __call__(
-        self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[num_slots, num_kv_heads, head_dim] by [B, L] -> [B, L, num_kv_heads, head_dim], each valid
-        until the next call."""
-        return self._gather("k", keys, slots), self._gather("v", values, slots)
-
-    def _gather(self, name: str, pages: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def __call__(self, name: str, pages: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """[num_slots, num_kv_heads, head_dim] by [B, L] -> [B, L, num_kv_heads, head_dim], valid until
+        the next call with the name."""
         shape = (*slots.shape, *pages.shape[1:])
         size = math.prod(shape)
         memory = self._memory.get(name)
@@ -258,7 +277,7 @@ def _slots(table: Int64, index: Int64, block_size: int) -> Int64:
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """In the dtype of the arithmetic."""
+    """Queries in the dtype of the arithmetic."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -275,11 +294,12 @@ def _attend_tile(
 
     q: [B, Q, num_heads, head_dim]; k, v: [B, L, num_kv_heads, head_dim], of the tile's slots.
     """
-    k, v = _wide(k), _wide(v)
+    wide = _wide(q)
+    k, v = k.to(wide.dtype), v.to(wide.dtype)
     if with_lse or shape.soft_cap is not None:
-        out, lse = _attend(_wide(q), k, v, tile.visible, shape)
+        out, lse = _attend(wide, k, v, tile.visible, shape)
         return out.to(q.dtype), lse
-    return _attend_fused(_wide(q), k, v, tile.visible, shape).to(q.dtype), None
+    return _attend_fused(wide, k, v, tile.visible, shape).to(q.dtype), None
 
 
 def _attend_fused(

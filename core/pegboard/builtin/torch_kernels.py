@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch.nn import functional as F
 
+from pegboard.builtin.torch_quantized import torch_quantized_linear
 from pegboard.builtin.torch_sampler import TorchSample
 from pegboard.interfaces.kernel import (
     Kernel,
@@ -31,7 +32,9 @@ that a panel of a usual model stays in the second-level cache."""
 
 
 def torch_kernel(context: KernelContext) -> Kernel:
-    """The kernel of an operation, format `float`."""
+    """The kernel of an operation on weights of a format."""
+    if context.format != "float":
+        return torch_quantized_linear(context)
     if context.operation == "linear" and context.device == "cpu":
         return TorchPanelLinear(context)
     return _KERNELS[context.operation](context)

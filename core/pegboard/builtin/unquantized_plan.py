@@ -16,6 +16,6 @@ def parameters(layer: WeightSpec, facts: CheckpointFacts) -> tuple[StoredParamet
     return (StoredParameter("weight", layer.shape, shard_axis={"out": 0, "in": 1}),)
 
 
-def resident_bytes(layer: WeightSpec, facts: CheckpointFacts, dtype: str) -> int:
+def resident_bytes(layer: WeightSpec, facts: CheckpointFacts, dtype: str, options: None) -> int:
     """Bytes in memory: one element of the activation dtype for each weight."""
     return math.prod(layer.shape) * ITEM_BYTES[dtype]

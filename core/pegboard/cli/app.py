@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from pegboard.cli.bench import SeveralTargets, bench
 from pegboard.cli.check import check
 from pegboard.cli.command_context import EngineCommandContext
+from pegboard.cli.eval import evaluate
 from pegboard.cli.flags import FLAGS
 from pegboard.cli.generate import generate
 from pegboard.cli.options import EITHER_DASH, takes_config
@@ -65,6 +66,7 @@ def application() -> typer.Typer:
     app.command(context_settings=EITHER_DASH)(takes_config(serve))
     app.command(context_settings=EITHER_DASH)(takes_config(generate, flags=in_process_flags))
     app.command(cls=SeveralTargets, context_settings=EITHER_DASH)(bench)
+    app.command("eval", context_settings=EITHER_DASH)(evaluate)
     app.command()(plugins)
     app.command(context_settings=EITHER_DASH)(takes_config(check))
     return app

@@ -13,6 +13,7 @@ from pegboard.errors import CompositionRefused, UserError
 from pegboard.interfaces.kernel import JOINT_OPERATIONS
 from pegboard.planner.ledger import Ledger
 from pegboard.plugins.composition import Composition, KernelChoice, Part
+from pegboard.plugins.loader import options_of, resolve_dotted
 
 _KEYS = {"kv_allocator": "kv_cache.allocator", "speculation_policy": "drafter.policy"}
 """The config's key of an interface, where it is not the interface's name."""
@@ -22,6 +23,13 @@ _REASONS = {
     "threads": "cores that this process may use",
 }
 """Why something is as it is, where no decision says it."""
+_INPUTS = {
+    "": "inputs as they are",
+    "static": "inputs rounded to {codes} by the checkpoint's scale",
+    "dynamic": "inputs rounded to {codes} by a scale of each token",
+    "grouped": "inputs rounded to int8 by a scale of each token and 32 inputs",
+}
+"""What becomes of a linear layer's inputs, by the second half of its weights' format."""
 
 
 def check(
@@ -62,6 +70,7 @@ def report(config: Config, composition: Composition, ledger: Ledger) -> dict[str
         ],
         "logits_processors": [part.name for part in composition.logits_processors],
         "observers": [part.name for part in composition.observers],
+        "notes": _notes(composition),
         "kernels": [_kernel(config, choice) for choice in composition.kernels],
         "numerics": composition.numerics,
         "not_promised": _not_promised(composition),
@@ -92,10 +101,32 @@ def _part(config: Config, why: Mapping[str, str], interface: str, part: Part) ->
     }
 
 
+def _notes(composition: Composition) -> list[str]:
+    """What the quantizer's options came to stand for, and what it says of how the checkpoint is run."""
+    quantizer = composition.parts["quantizer"]
+    settled = [
+        f"{decision.key}: {decision.value}  ({decision.why})"
+        for decision in composition.decisions
+        if decision.key == "quantizer.options"
+    ]
+    if quantizer.entry.notes is None:
+        return settled
+    say = resolve_dotted(quantizer.entry.notes, quantizer.origin)
+    return [*settled, *say(composition.facts, options_of(quantizer))]
+
+
+def inputs_of(weight_format: str) -> str:
+    """How weights of a format take their inputs, in words."""
+    codes, _, activations = weight_format.partition(":")
+    return _INPUTS[activations].format(codes=codes)
+
+
 def _kernel(config: Config, choice: KernelChoice) -> dict[str, Any]:
     if choice.operation in JOINT_OPERATIONS:
         joined = ", ".join(JOINT_OPERATIONS[choice.operation])
         why = f"joins {joined} and attention, in layers without biases and norms of q and k"
+    elif choice.reference:
+        why = "the reference, which is slow: nothing installed is made for these weights here"
     elif choice.named:
         why = "named in the config"
     elif config.numerics == "fast":
@@ -110,6 +141,7 @@ def _kernel(config: Config, choice: KernelChoice) -> dict[str, Any]:
         "name": choice.part.name,
         "plugin": choice.part.origin.plugin,
         "row_invariant": choice.row_invariant,
+        "inputs": inputs_of(choice.format),
         "why": why,
     }
 
@@ -161,11 +193,18 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     for key in ("logits_processors", "observers"):
         yield f"  {key:<18}  {', '.join(found[key]) or 'none'}"
     yield ""
+    if found["notes"]:
+        yield "notes"
+        yield from (f"  {note}" for note in found["notes"])
+        yield ""
     yield "kernels"
     for kernel in found["kernels"]:
         operation = f"{kernel['operation']} ({kernel['format']})"
         promise = "row_invariant" if kernel["row_invariant"] else "fast"
-        yield f"  {operation:<18}  {kernel['name']:<14}  {promise:<18}  {kernel['why']}"
+        why = kernel["why"]
+        if kernel["operation"] == "linear" and kernel["format"] != "float":
+            why += f"; {kernel['inputs']}"
+        yield f"  {operation:<18}  {kernel['name']:<14}  {promise:<18}  {why}"
     yield ""
     yield from _numerics_lines(found)
     yield ""

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pegboard.config import Config
-from pegboard.errors import TokenizerError
-from pegboard.interfaces.command import CommandContext, LoadedModel, Tokenizer
+from pegboard.errors import PluginNotInstalled, TokenizerError
+from pegboard.interfaces.command import CommandContext, LayerStream, LoadedModel, Tokenizer
+from pegboard.interfaces.quantizer import Calibrator
 
 if TYPE_CHECKING:
     from pegboard.compose import Prepared
@@ -30,6 +31,35 @@ class EngineCommandContext(CommandContext):
 
         config = {"model": ref, "quantizer": quantizer, "scheduler": {"max_num_seqs": 1}}
         return SingleTextModel(self.resolve(config))
+
+    def stream_layers(self, ref: str) -> LayerStream:
+        """A model that computes in float32, a decoder layer at a time."""
+        from pegboard.cli.streamed_model import StreamedModel
+
+        config = {"model": ref, "dtype": "float32", "scheduler": {"max_num_seqs": 1}}
+        return StreamedModel(self.resolve(config))
+
+    def calibrator(self, method: str) -> type[Calibrator]:
+        """The class that a quantizer's manifest entry names. Raises PluginNotInstalled when no
+        manifest names the method."""
+        from pegboard.plugins.discovery import discover
+        from pegboard.plugins.known import suggestion
+        from pegboard.plugins.loader import resolve_dotted
+
+        offers = discover().offers("quantizer")
+        named = {name: offer for offer in offers for name in offer.entry.calibrators}
+        if method not in named:
+            distribution = suggestion("quantizer", method)
+            raise PluginNotInstalled(
+                method,
+                f"no plugin that is installed quantizes by {method!r}",
+                key="method",
+                allowed=", ".join(sorted(named)),
+                fix=f"pip install {distribution}" if distribution else "",
+            )
+        offer = named[method]
+        calibrator: type[Calibrator] = resolve_dotted(offer.entry.calibrators[method], offer.origin)
+        return calibrator
 
     def tokenizer(self, ref: str) -> Tokenizer:
         """The model's tokenizer. Raises TokenizerError when it has none."""

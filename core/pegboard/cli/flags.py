@@ -106,6 +106,10 @@ def _dtype(value: str, flag: str) -> str:
     return {"half": "float16", "float": "float32"}.get(value, value)
 
 
+def _kv_encoding(value: str, flag: str) -> str:
+    return {"fp8": "fp8_e4m3"}.get(value, value)
+
+
 _MANY = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
 _MULTIPLES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -151,7 +155,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--max-model-len", "max_model_len", "Most tokens a sequence; 8k, 8K, auto.", _length),
     Flag("--block-size", "kv_cache.block_size", "Tokens a KV block.", _number),
     Flag("--gpu-memory-utilization", "kv_cache.memory", "Fraction of memory to use.", _number),
-    Flag("--kv-cache-dtype", "kv_cache.encoding", "How KV is stored.", _text),
+    Flag("--kv-cache-dtype", "kv_cache.encoding", "How KV is stored.", _kv_encoding),
     Flag(
         "--quantization", "quantizer", "The quantizer; auto: the checkpoint's.", _text, short="-q"
     ),

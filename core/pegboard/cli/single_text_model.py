@@ -53,7 +53,7 @@ class SingleTextModel:
             raise EngineError("the model was closed")
         if not 0 < num_tokens <= self._max_tokens:
             raise RequestError("text", f"{num_tokens} tokens", allowed=f"1 to {self._max_tokens}")
-        batch = _batch(num_tokens, on.groups, on.device)
+        batch = text_batch(num_tokens, on.groups, on.device)
         with torch.inference_mode():
             on.attention.prepare(batch)
             ids = torch.tensor(list(token_ids), device=on.device)
@@ -66,7 +66,7 @@ class SingleTextModel:
         self._loaded = None
 
 
-def _batch(num_tokens: int, groups: Sequence[KVGroup], device: torch.device) -> AttentionBatch:
+def text_batch(num_tokens: int, groups: Sequence[KVGroup], device: torch.device) -> AttentionBatch:
     """One row, from its first token on."""
     import torch
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
-
 from pegboard.config_values import shown
 from pegboard.errors import ConfigError, ManifestInvalid
 from pegboard.plugins.composition import Part
 from pegboard.plugins.contracts import CONTRACTS
-from pegboard.plugins.loader import resolve_model
+from pegboard.plugins.loader import options_of
 from pegboard.plugins.manifest import OBJECT, Origin, Provides, entry_of
-from pegboard.plugins.registry import Registry, check_product, validate_options
+from pegboard.plugins.registry import Registry, check_product
 
 SEVERAL = ("kernel", "logits_processor", "observer")
 """Interfaces of which an engine has several; a list of objects may be given."""
@@ -46,17 +44,6 @@ class Maker:
     def factory(self, part: Part) -> Any:
         """The part's factory itself, for one that is called while weights load."""
         return self._registry.factory(part)
-
-
-def options_of(part: Part) -> BaseModel | None:
-    """The part's options, validated; None when it takes none.
-
-    Raises:
-        OptionsInvalid: they do not fit.
-    """
-    dotted = part.entry.options
-    model = None if dotted is None else resolve_model(dotted, part.origin)
-    return validate_options(part, model)
 
 
 def parts_of(objects: Mapping[str, Any]) -> tuple[dict[str, tuple[Part, ...]], Given]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pegboard.checkpoint_ref import locate
-from pegboard.compose.making import options_of, parts_of
+from pegboard.compose.making import parts_of
 from pegboard.config import Config
 from pegboard.errors import (
     CompositionRefused,
@@ -29,10 +30,12 @@ from pegboard.planner.probe import probe
 from pegboard.planner.tensors import check_tensors
 from pegboard.plugins.composition import (
     Composition,
+    Part,
     Refusal,
 )
 from pegboard.plugins.discovery import Catalog, discover
 from pegboard.plugins.inspect import inspect_checkpoint, inspect_model
+from pegboard.plugins.loader import options_of, resolve_dotted
 from pegboard.plugins.resolver import Inspected, resolve
 
 
@@ -89,14 +92,19 @@ def prepare(
         model=model,
         objects=objects_parts,
         unusable=unusable,
+        formats=partial(_formats, facts),
+        alternatives=partial(_alternatives, facts),
     )
     devices = probe()
     composition = resolve(config, inspected, devices, catalog)
     if isinstance(composition, list):
         raise _refusal(composition)
+    refusals = _check_options(composition)
+    if refusals:
+        raise _refusal(refusals)
     pool = PoolRequest(config.kv_cache.memory, config.max_model_len == "auto")
     accounted = account(composition, pool, devices)
-    refusals = [*_check_options(composition), *check_tensors(composition)]
+    refusals = check_tensors(composition)
     if isinstance(accounted, list):
         refusals += accounted
     if refusals or isinstance(accounted, list):
@@ -126,6 +134,34 @@ class _Wire(msgspec.Struct, frozen=True):
     config: dict[str, Any]
     composition: Composition
     ledger: Ledger
+
+
+def _formats(facts: CheckpointFacts, quantizer: Part) -> tuple[str, ...]:
+    """The weight formats that a quantizer makes of a checkpoint. None while its options do not fit,
+    which is refused where all parts' options are checked."""
+    said = quantizer.entry.formats
+    if not isinstance(said, str):
+        return said
+    try:
+        options = options_of(quantizer)
+    except OptionsInvalid:
+        return ()
+    formats: tuple[str, ...] = resolve_dotted(said, quantizer.origin)(facts, options)
+    return formats
+
+
+def _alternatives(facts: CheckpointFacts, quantizer: Part) -> tuple[Part, ...]:
+    """A quantizer with what its options may stand for, best first; as it is while they do not fit."""
+    if quantizer.entry.alternatives is None:
+        return (quantizer,)
+    try:
+        options = options_of(quantizer)
+    except OptionsInvalid:
+        return (quantizer,)
+    settled = resolve_dotted(quantizer.entry.alternatives, quantizer.origin)(facts, options)
+    return tuple(
+        msgspec.structs.replace(quantizer, options=one.model_dump(mode="json")) for one in settled
+    )
 
 
 def _tokenizer_facts(config: Config, catalog: Catalog, facts: CheckpointFacts) -> TokenizerFacts:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from pegboard.compose.kv_scales import read_kv_scales
 from pegboard.compose.making import Maker
 from pegboard.errors import (
     KernelUnusable,
 )
 from pegboard.interfaces.attention import AttentionContext
+from pegboard.interfaces.checkpoint import CheckpointSource
 from pegboard.interfaces.drafter import DrafterContext
 from pegboard.interfaces.executor import Worker
 from pegboard.interfaces.kernel import Kernel, KernelContext, LinearKernel, RotaryKernel
@@ -73,6 +75,8 @@ def worker_parts(composition: Composition, maker: Maker, on_tensor: OnTensor) ->
     def build(interface: str, context: object) -> Any:
         return maker.make(composition.parts[interface], context)
 
+    source = build("checkpoint_source", composition.facts)
+
     return WorkerParts(
         shape=composition.shape,
         groups=composition.groups,
@@ -86,8 +90,8 @@ def worker_parts(composition: Composition, maker: Maker, on_tensor: OnTensor) ->
         num_threads=composition.torch_threads,
         kernels=kernels,
         linear_kernels=linear,
-        attention=build("attention", _attention_context(composition, kernels)),
-        source=build("checkpoint_source", composition.facts),
+        attention=build("attention", _attention_context(composition, kernels, source)),
+        source=source,
         quantizer=build("quantizer", QuantizerContext(composition.facts, composition.dtype)),
         build_model=maker.factory(composition.parts["model"]),
         processors={
@@ -129,7 +133,9 @@ def _kernel(maker: Maker, composition: Composition, choice: KernelChoice) -> Ker
     return kernel
 
 
-def _attention_context(composition: Composition, kernels: Mapping[str, Kernel]) -> AttentionContext:
+def _attention_context(
+    composition: Composition, kernels: Mapping[str, Kernel], source: CheckpointSource
+) -> AttentionContext:
     return AttentionContext(
         layers=composition.shape.attention,
         groups=composition.groups,
@@ -138,4 +144,5 @@ def _attention_context(composition: Composition, kernels: Mapping[str, Kernel]) 
         device=composition.device,
         num_threads=composition.num_threads,
         rotary=cast(RotaryKernel, kernels["rotary"]),
+        kv_scales=read_kv_scales(composition, source),
     )

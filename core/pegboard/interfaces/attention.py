@@ -3,13 +3,22 @@
 A backend's manifest entry names a torch-free function `layout(group) -> tuple[TensorSpec, ...]`, the
 tensors of a block of one layer; bytes per block are their sum, for planner and runner alike. The
 runner allocates and passes views. No kernel outside a backend writes KV.
+
+An encoding keeps each number as a code of a byte, with a float32 scale a token and KV head:
+
+    scale = amax / largest over the token's head, or what the checkpoint says of layer and head
+    code  = x / scale, rounded to the nearest code, ties to even, at most `largest` in size
+    x is read back as code * scale
+
+all in float32. `int8` has whole numbers and 127 for its largest, `fp8_e4m3` the numbers of e4m3 and 448.
+Where the scale is 0, so are the codes; where x holds what is not finite, the head is read back as NaN.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +29,23 @@ if TYPE_CHECKING:
     from pegboard.interfaces.model import AttentionShape
 
 VERSION = 0
+
+ENCODINGS = {"int8": "int8", "fp8_e4m3": "float8"}
+"""Encodings by name, and `KVScales.codes` of the static scales that each takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """Static scales of a decoder layer's keys and values: a key is what is kept times its scale.
+
+    Attributes:
+        codes: what they are for, `float8` or `int8`.
+        k, v: a scale of each KV head, positive and finite.
+    """
+
+    codes: str
+    k: tuple[float, ...]
+    v: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +60,7 @@ class AttentionContext:
         device: `cpu` or `cuda`.
         num_threads: threads it may use on a CPU.
         rotary: kernel to call first, for a backend that does not fuse the rotation.
+        kv_scales: by decoder layer, those that the checkpoint holds, for encodings that take them.
     """
 
     layers: tuple[AttentionShape, ...]
@@ -43,6 +70,7 @@ class AttentionContext:
     device: str
     num_threads: int
     rotary: RotaryKernel
+    kv_scales: Mapping[int, KVScales] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from pegboard.interfaces.quantizer import Calibrator, StreamedLayer
+
 if TYPE_CHECKING:
     import torch
+
+    from pegboard.interfaces.checkpoint import CheckpointFacts
+    from pegboard.interfaces.model import ModelShape
 
 VERSION = 0
 
@@ -28,6 +33,50 @@ class LoadedModel(Protocol):
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """float32 logits [num_tokens, vocab_size] of one text, and the tapped hidden states
         [num_tokens, hidden_size] by decoder layer."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LayerStream(Protocol):
+    """A model of which one decoder layer at a time is in memory, in float32 whatever the checkpoint
+    keeps. Whoever opened it closes it.
+
+    Attributes:
+        facts: the checkpoint.
+        shape: the model.
+        num_threads: that it computes with; the same number gives the same bits.
+        max_tokens: the longest text that it runs.
+    """
+
+    @property
+    def facts(self) -> CheckpointFacts: ...
+    @property
+    def shape(self) -> ModelShape: ...
+    @property
+    def num_threads(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+
+    def parameter(self, name: str) -> torch.Tensor:
+        """Float32 values of one of the shape's parameters, in memory of its own.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        ...
+
+    def layer(self, index: int, inputs: Sequence[torch.Tensor]) -> StreamedLayer:
+        """A decoder layer, and what each text brings to it.
+
+        Args:
+            index: of the layer.
+            inputs: float32 [num_tokens, hidden_size] for each text: rows of the embedding, or the
+                outputs of the layer before.
+
+        Raises:
+            CheckpointError: one of its parameters is missing or damaged.
+        """
         ...
 
     def close(self) -> None: ...
@@ -54,6 +103,18 @@ class CommandContext(ABC):
     @abstractmethod
     def load_model(self, ref: str, quantizer: str = "auto") -> LoadedModel:
         """A model by reference (folder, file, hub id, `pkg://`)."""
+
+    @abstractmethod
+    def stream_layers(self, ref: str) -> LayerStream:
+        """A model by reference, a decoder layer at a time."""
+
+    @abstractmethod
+    def calibrator(self, method: str) -> type[Calibrator]:
+        """How a quantization method makes checkpoints; its plugin is imported.
+
+        Raises:
+            UserError: nothing installed quantizes by that method.
+        """
 
     @abstractmethod
     def tokenizer(self, ref: str) -> Tokenizer:

@@ -1,16 +1,33 @@
 """`Quantizer`: how a linear layer's weights are stored, and which layers it acts on.
 
-A quantizer's manifest entry names the checkpoint methods it reads (`methods = ["gptq"]`) and two
-torch-free functions: `parameters(layer, facts) -> tuple[StoredParameter, ...]`, the tensors that a
-layer has in the checkpoint, and `resident_bytes(layer, facts, dtype) -> int`, what it takes in memory.
+A quantizer's manifest entry names the checkpoint methods it reads (`methods = ["gptq"]`; one layout
+of a method that has several is `method/format`, as in `compressed-tensors/pack-quantized`), and three
+torch-free functions:
+
+- `parameters(layer, facts) -> tuple[StoredParameter, ...]`, the tensors that a layer has in the
+  checkpoint;
+- `resident_bytes(layer, facts, dtype, options) -> int`, what it takes in memory;
+- `formats(facts, options) -> tuple[str, ...]`, the weight formats that its schemes yield, each of which
+  needs a kernel; a list in the manifest where they are always the same.
+
+And three where there is cause:
+
+- `kv_scales(facts) -> tuple[StoredKVScales, ...]`, the tensors with static scales of keys and values
+  that the checkpoint holds;
+- `notes(facts, options) -> tuple[str, ...]`, what `check` should say of how it is run, a line each;
+- `alternatives(facts, options) -> tuple[options, ...]`, what options that leave something open may stand
+  for, best first. The first whose formats all have a kernel that is no mere reference is taken; else the
+  last.
+
+`options` are validated by the quantizer's options model; None where it has none.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +35,14 @@ if TYPE_CHECKING:
     from pegboard.interfaces.checkpoint import CheckpointFacts
     from pegboard.interfaces.model import ParameterKind
 
-VERSION = 1
+VERSION = 2
+
+CODES = ("int8", "uint4", "float8")
+"""What a quantized weight's codes are: int8; uint8 of 0 to 15 (fewer bits are fewer values);
+float8_e4m3fn."""
+
+ACTIVATIONS = ("float", "static", "dynamic", "grouped")
+"""How inputs are quantized before a product; see `LinearWeight.activations`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +97,51 @@ class StoredParameter:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredKVScales:
+    """Where a checkpoint keeps the static scales of a decoder layer's keys and values.
+
+    Each tensor is one number, or one a KV head: a key is what is kept times its scale.
+
+    Attributes:
+        layer: the decoder layer.
+        codes: what is kept, `float8` or `int8`.
+        k, v: names of the tensors; the same one where the two share it.
+    """
+
+    layer: int
+    codes: Literal["float8", "int8"]
+    k: str
+    v: str
+
+
+@dataclass(frozen=True, slots=True)
 class LinearWeight:
     """The canonical form that every scheme yields after loading and every kernel packs from.
 
     w[o, i] = (codes[o, i] - zeros[o, g]) * scales[o, g] with g = group_map[i], or `values` where the
-    weight is float.
+    weight is float. In float32: the difference is rounded, then the product.
 
     Attributes:
-        format: what kernels register for: `float`, `int8`, `int4`, ...
+        format: what kernels register for: `float`, or one of `CODES`, and after a colon the
+            activations where they are quantized: `uint4`, `int8:dynamic`, `uint4:grouped`, ...
         shape: [out_features, in_features].
         values: [out, in] float, for format `float`; else None.
-        codes: [out, in] uint8, int8 or float8, one weight an element; None for `float`.
+        codes: [out, in] uint8, int8 or float8_e4m3fn, one weight an element; None for `float`.
         scales: [out, groups] float32; None for `float`.
-        zeros: [out, groups] float32 (in codes; minima of block formats too, as -min/scale); None: 0.
-        group_map: int32 [in]; None: consecutive groups of equal size.
-        activations: how inputs are quantized before the product: not at all (`float`), by
-            `input_scale` (`static`), or by a scale of each token (`dynamic`).
-        input_scale: float32 [1] or [in], for `static`.
+        zeros: [out, groups] float32, in codes; None: 0.
+        minima: [out, groups] float32, instead of zeros: w = codes * scales + minima, for block formats
+            whose minimum is no whole number of scales. The product is rounded, then the sum.
+        group_map: int32 [in]; None: consecutive groups of equal size, the last one perhaps shorter
+            where `group_size` says so.
+        group_size: inputs a group, where the groups do not divide the inputs; None: they do.
+        activations: how inputs are quantized before the product, to the codes' kind: not at all
+            (`float`); by `input_scale` and `input_zero` (`static`); by a scale of each token, amax / 127
+            for int8 and amax / 448 for float8 (`dynamic`); to int8 by a scale, amax / 127, of each
+            token and 32 consecutive inputs (`grouped`). Where there is a `group_map`, consecutive
+            means by group: in the order that sorts it, ties as they stand.
+        input_scale: float32 [1], for `static`.
+        input_zero: float32 [1], in codes, for `static`; None: 0.
+        input_group: for `dynamic`: inputs that share a scale; None: all of a token.
     """
 
     format: str
@@ -98,9 +150,13 @@ class LinearWeight:
     codes: torch.Tensor | None = None
     scales: torch.Tensor | None = None
     zeros: torch.Tensor | None = None
+    minima: torch.Tensor | None = None
     group_map: torch.Tensor | None = None
-    activations: Literal["float", "static", "dynamic"] = "float"
+    group_size: int | None = None
+    activations: Literal["float", "static", "dynamic", "grouped"] = "float"
     input_scale: torch.Tensor | None = None
+    input_zero: torch.Tensor | None = None
+    input_group: int | None = None
 
 
 class Scheme(ABC):
@@ -144,22 +200,114 @@ class Quantizer(ABC):
         """
 
 
+class StreamedLayer(Protocol):
+    """A decoder layer on its own, with what each text of a calibration set brings to it.
+
+    Attributes:
+        index: of the layer.
+        groups: its linear layers, in the order in which they run, those of one input together.
+        parameters: float32 values by full name (`model.layers.0.mlp.up_proj.weight`). What is put in
+            their place is what the layer then runs with.
+    """
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def groups(self) -> tuple[tuple[WeightSpec, ...], ...]: ...
+    @property
+    def parameters(self) -> dict[str, torch.Tensor]: ...
+
+    def inputs(self, name: str, num_texts: int | None = None) -> Iterator[torch.Tensor]:
+        """What a linear layer is given, float32 [num_tokens, in_features] of each text.
+
+        Args:
+            name: the linear layer's, as `WeightSpec.name`.
+            num_texts: only of the first ones; None: of all.
+        """
+        ...
+
+    def outputs(self) -> Iterator[torch.Tensor]:
+        """The layer's output, float32 [num_tokens, hidden_size] of each text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A weight as a calibrator made it.
+
+    Attributes:
+        parameters: what is stored, by `StoredParameter.name`.
+        values: float32 [out_features, in_features], what that means: `Scheme.dequantize` of it.
+        note: what the user should know of it; empty: nothing.
+    """
+
+    parameters: Mapping[str, torch.Tensor]
+    values: torch.Tensor
+    note: str = ""
+
+
 class Calibrator(ABC):
     """How a quantization method makes its own checkpoints, for `pegboard quantize`.
 
-    One layer at a time: `observe` all inputs of a layer's weights, then `quantize` them, so that
-    memory is bounded by a layer.
+    A quantizer's manifest entry names its class by method: `calibrators = {gptq = "module:Class"}`.
+
+    One decoder layer at a time is in memory: `fold` it; then, for each group of weights that share
+    their inputs, `observe` all inputs and `quantize`. Nothing is kept from layer to layer, so that a
+    run may be broken off after any of them.
+
+    Args:
+        settings: of each weight to be quantized, by `WeightSpec.name`: instances of the class's own
+            `settings`.
+        kept: names of the weights that stay as they are.
+
+    Raises:
+        ConfigError: settings that one checkpoint of this method cannot hold together.
+
+    Attributes:
+        settings: the pydantic model of a weight's settings.
     """
 
-    @abstractmethod
-    def observe(self, weight: WeightSpec, inputs: torch.Tensor) -> None:
-        """Takes inputs of a weight, [num_tokens, in_features]; called several times a weight."""
+    settings: ClassVar[Any]
 
     @abstractmethod
-    def quantize(self, weight: WeightSpec, values: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """The stored parameters of a weight, by `StoredParameter.name`, from its float values
-        [out_features, in_features] and what was observed, which is forgotten."""
+    def __init__(self, settings: Mapping[str, Any], kept: Collection[str]) -> None: ...
+
+    @classmethod
+    @abstractmethod
+    def needs_inputs(cls, settings: Any) -> bool:
+        """Whether a weight of these settings cannot be quantized without inputs."""
 
     @abstractmethod
-    def export(self) -> Mapping[str, Any]:
-        """The method's `quantization_config`, as the checkpoint's config carries it."""
+    def check(self, weight: WeightSpec) -> None:
+        """Called for every weight before any is read.
+
+        Raises:
+            ConfigError: the weight's shape does not go with its settings.
+        """
+
+    def fold(self, layer: StreamedLayer) -> None:  # noqa: B027 - most methods leave layers as they are
+        """Rescales the layer's parameters where its outputs stay what they are."""
+
+    @abstractmethod
+    def observe(self, weights: Sequence[WeightSpec], inputs: torch.Tensor) -> None:
+        """Takes inputs that these weights share, float32 [num_tokens, in_features]; called once a
+        text."""
+
+    @abstractmethod
+    def quantize(
+        self, weights: Sequence[WeightSpec], values: Sequence[torch.Tensor]
+    ) -> list[QuantizedWeight]:
+        """Weights that share inputs, from float32 values [out_features, in_features] each and from
+        what was observed, which is then forgotten.
+
+        Raises:
+            CheckpointError: values or inputs are not finite.
+        """
+
+    @abstractmethod
+    def export(self, stored: Mapping[str, Collection[str]]) -> Mapping[str, Any]:
+        """The `quantization_config` that the checkpoint's config carries.
+
+        Args:
+            stored: names of the parameters of each weight that was quantized, by its name.
+        """

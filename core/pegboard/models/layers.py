@@ -229,6 +229,16 @@ class LayerBuilder:
         """
         return self._heads[name] if name in self._heads else self.linear(name)
 
+    def values(self, name: str) -> torch.Tensor:
+        """float32 [out_features, in_features] of a linear layer's, an embedding's or the head's
+        weight, however it is stored.
+
+        Raises:
+            CheckpointError: a tensor that is missing or wrong.
+        """
+        spec, scheme = self._scheme(name)
+        return scheme.dequantize(self._stored(spec, scheme))
+
     def norm(self, name: str) -> RMSNorm:
         """The RMSNorm of that name.
 
@@ -312,8 +322,15 @@ class LayerBuilder:
         spec, scheme = self._scheme(name)
         kernel = self._linear_kernel(scheme, name)
         weight = self._load(spec, scheme)
-        bias = f"{name}.bias"
-        return kernel, weight, self._vector(bias) if bias in self._parameters else None
+        return kernel, weight, self._bias(name)
+
+    def _bias(self, name: str) -> torch.Tensor | None:
+        """None too where it is zero throughout, as tools that quantize write it for every layer: without
+        one, layers can be joined."""
+        if f"{name}.bias" not in self._parameters:
+            return None
+        bias = self._vector(f"{name}.bias")
+        return bias if bool(bias.any()) else None
 
     def _scheme(self, name: str) -> tuple[WeightSpec, Scheme]:
         parameter = self._parameters[f"{name}.weight"]
@@ -367,16 +384,31 @@ def _joined(weights: Sequence[LinearWeight]) -> LinearWeight | None:
     """The weights of several layers of one input as one, along the output; None where their forms
     do not go together."""
     first = weights[0]
-    if any(weight.group_map is not None for weight in weights):
-        return None  # each may order its inputs in its own way
+    if not all(_same_inputs(first, weight) for weight in weights):
+        return None
     tensors: dict[str, Any] = {}
-    for name in ("values", "codes", "scales", "zeros"):
+    for name in ("values", "codes", "scales", "zeros", "minima"):
         parts = [getattr(weight, name) for weight in weights]
         if len({None if part is None else (part.dtype, part.shape[1:]) for part in parts}) > 1:
             return None
         tensors[name] = None if parts[0] is None else torch.cat(parts)
     shape = (sum(weight.shape[0] for weight in weights), first.shape[1])
-    return LinearWeight(first.format, shape, **tensors)
+    return replace(first, shape=shape, **tensors)
+
+
+def _same_inputs(first: LinearWeight, other: LinearWeight) -> bool:
+    """Whether two weights group and quantize their inputs alike."""
+    numbers = ("format", "group_size", "activations", "input_group")
+    tensors = ("group_map", "input_scale", "input_zero")
+    return all(getattr(first, name) == getattr(other, name) for name in numbers) and all(
+        _equal(getattr(first, name), getattr(other, name)) for name in tensors
+    )
+
+
+def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
 
 
 def _own(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from pydantic import BaseModel
 
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.device import DeviceFacts
@@ -16,7 +17,7 @@ from pegboard.interfaces.workload import Workload
 from pegboard.planner.tensors import QUANTIZABLE, weight_of
 from pegboard.plugins.choice import INACTIVE
 from pegboard.plugins.composition import Composition, Decision, Refusal
-from pegboard.plugins.loader import resolve_dotted
+from pegboard.plugins.loader import options_of, resolve_dotted
 from pegboard.plugins.resolver import MIN_MODEL_LEN
 
 ITEM_BYTES = {
@@ -26,7 +27,7 @@ ITEM_BYTES = {
 CUDA_FRACTION = 0.9
 CPU_FRACTION = 0.25
 
-ResidentBytes = Callable[[WeightSpec, CheckpointFacts, str], int]
+ResidentBytes = Callable[[WeightSpec, CheckpointFacts, str, BaseModel | None], int]
 Layout = Callable[[KVGroup], tuple[TensorSpec, ...]]
 
 
@@ -137,11 +138,12 @@ def account(
 def _weights(composition: Composition) -> list[LedgerEntry]:
     quantizer = composition.parts["quantizer"]
     resident: ResidentBytes = resolve_dotted(quantizer.entry.resident_bytes or "", quantizer.origin)
+    options = options_of(quantizer)
     item = ITEM_BYTES[composition.dtype]
     sums: dict[str, int] = {}
     for parameter in composition.shape.parameters:
         if parameter.kind in QUANTIZABLE:
-            size = resident(weight_of(parameter), composition.facts, composition.dtype)
+            size = resident(weight_of(parameter), composition.facts, composition.dtype, options)
         else:
             size = math.prod(parameter.shape) * item
         name = {"embedding": "embedding", "head": "head"}.get(parameter.kind, "layers")

@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.model import ParameterShape
-from pegboard.interfaces.quantizer import StoredParameter, WeightSpec
+from pegboard.interfaces.quantizer import StoredKVScales, StoredParameter, WeightSpec
 from pegboard.plugins.composition import Composition, Refusal
 from pegboard.plugins.loader import resolve_dotted
 
@@ -15,6 +15,7 @@ QUANTIZABLE = ("linear", "embedding", "head")
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 SHOWN = 5
 
+KVScalesOf = Callable[[CheckpointFacts], tuple[StoredKVScales, ...]]
 Parameters = Callable[[WeightSpec, CheckpointFacts], tuple[StoredParameter, ...]]
 
 
@@ -39,7 +40,7 @@ def check_tensors(composition: Composition) -> list[Refusal]:
         elif fact.format == "plain" and not _right_dtype(fact.dtype, dtype):
             message = f"tensor {name!r} is {fact.dtype}, not {dtype or 'floating point'}"
             refusals.append(_refusal("tensor_dtype", facts, message))
-    for name in facts.tensors.keys() - needed.keys():
+    for name in facts.tensors.keys() - needed.keys() - _kv_scales(composition):
         if not any(fnmatch(name, pattern) for pattern in shape.ignored):
             message = f"tensor {name!r} is unknown to {shape.architecture}"
             refusals.append(_refusal("unknown_tensor", facts, message))
@@ -56,6 +57,15 @@ def _needed(composition: Composition) -> Iterator[tuple[str, tuple[tuple[int, ..
         weight = weight_of(parameter)
         for stored in parameters(weight, composition.facts):
             yield f"{weight.name}.{stored.name}", (stored.shape, stored.dtype)
+
+
+def _kv_scales(composition: Composition) -> set[str]:
+    """Tensors with static scales of keys and values."""
+    quantizer, facts = composition.parts["quantizer"], composition.facts
+    if quantizer.entry.kv_scales is None:
+        return set()
+    stored: KVScalesOf = resolve_dotted(quantizer.entry.kv_scales, quantizer.origin)
+    return {name for scales in stored(facts) for name in (scales.k, scales.v)}
 
 
 def _right_dtype(dtype: str, wanted: str | None) -> bool:

@@ -6,18 +6,27 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pegboard.config import Config
+from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.model import ModelShape
 from pegboard.plugins.choice import INACTIVE, Chooser
 from pegboard.plugins.composition import Part
 from pegboard.plugins.manifest import Provides
 
 
-def reads(entry: Provides, method: str) -> list[str]:
-    """Reasons why a quantizer does not read a checkpoint quantized by `method`."""
-    if method in entry.methods:
+def reads(entry: Provides, facts: CheckpointFacts) -> list[str]:
+    """Reasons why a quantizer does not read a checkpoint."""
+    method = facts.quantization or "none"
+    layout = layout_of(facts)
+    if method in entry.methods or layout in entry.methods:
         return []
-    stored = "is not quantized" if method == "none" else f"is quantized by {method}"
+    stored = "is not quantized" if method == "none" else f"is quantized by {layout}"
     return [f"reads {', '.join(entry.methods)}, and the checkpoint {stored}"]
+
+
+def layout_of(facts: CheckpointFacts) -> str:
+    """`method/format` of a checkpoint whose method has several layouts; else its method."""
+    method, layout = facts.quantization or "none", facts.quantization_config.get("format")
+    return f"{method}/{layout}" if isinstance(layout, str) else method
 
 
 def attends(entry: Provides, shape: ModelShape, encoding: str) -> list[str]:

@@ -29,6 +29,7 @@ class Wanted:
         name: a plugin's name, `auto`, `on` (auto without `none`) or `none`.
         options: its options.
         options_path: their path in the config.
+        known_as: where the name is open, what would be installed for it, best first.
     """
 
     interface: str
@@ -36,6 +37,7 @@ class Wanted:
     name: str
     options: Mapping[str, object] = field(default_factory=dict)
     options_path: str = ""
+    known_as: tuple[str, ...] = ()
 
 
 @dataclass
@@ -134,7 +136,7 @@ class Chooser:
                 "nothing_fits",
                 f"{wanted.key}: nothing installed fits"
                 + (f": {'; '.join(against)}" if against else ""),
-                fix=_install(wanted) or self._left_out(wanted),
+                fix=self._left_out(wanted, check) or _install(wanted),
             )
             return None
         best = max(fitting, key=lambda offer: offer.entry.priority)
@@ -173,11 +175,12 @@ class Chooser:
         )
         return None
 
-    def _left_out(self, wanted: Wanted) -> str:
-        """What to do where a disabled plugin provides what is wanted, or something for `auto`."""
+    def _left_out(self, wanted: Wanted, check: Check = lambda entry: []) -> str:
+        """What to do where a disabled plugin provides what is wanted, or for `auto` what would fit."""
         is_open = wanted.name in ("auto", "on")
         return self.catalog.left_out(
-            wanted.interface, lambda entry: is_open or entry.name == wanted.name
+            wanted.interface,
+            lambda entry: not check(entry) if is_open else entry.name == wanted.name,
         )
 
     def _look_at_the_broken(self) -> str:
@@ -273,7 +276,9 @@ def _part(offer: Offer, wanted: Wanted) -> Part:
 
 
 def _install(wanted: Wanted) -> str:
-    distribution = suggestion(wanted.interface, wanted.name)
+    names = (wanted.name, *wanted.known_as)
+    found = (suggestion(wanted.interface, name) for name in names)
+    distribution = next(filter(None, found), None)
     return f"pip install {distribution}" if distribution else ""
 
 

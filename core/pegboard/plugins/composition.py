@@ -74,6 +74,7 @@ class KernelChoice(msgspec.Struct, frozen=True, kw_only=True):
         part: whose kernel.
         row_invariant: whether it promises so.
         named: whether the config asked for it by name.
+        reference: whether it is slow, being there to be compared with.
     """
 
     operation: str
@@ -81,6 +82,7 @@ class KernelChoice(msgspec.Struct, frozen=True, kw_only=True):
     part: Part
     row_invariant: bool
     named: bool
+    reference: bool = False
 
 
 class Composition(msgspec.Struct, frozen=True, kw_only=True):

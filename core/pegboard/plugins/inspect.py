@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
 from pegboard.config_values import shown
 from pegboard.errors import CheckpointError, DuplicateName, PluginNotInstalled
 from pegboard.interfaces.checkpoint import CheckpointFacts
-from pegboard.interfaces.model import ModelShape
+from pegboard.interfaces.model import ModelShape, ParameterShape
 from pegboard.plugins.composition import Part
 from pegboard.plugins.discovery import Catalog, Offer
 from pegboard.plugins.known import suggestion
@@ -92,7 +93,7 @@ def inspect_model(catalog: Catalog, facts: CheckpointFacts) -> tuple[ModelShape,
     if fitting:
         best = _best(fitting)
         describe = resolve_dotted(best.entry.describe or "", best.origin)
-        return describe(facts.config), _part(best)
+        return with_stored_biases(describe(facts.config), facts), _part(best)
     _check_not_left_out(
         catalog,
         "model",
@@ -106,6 +107,20 @@ def inspect_model(catalog: Catalog, facts: CheckpointFacts) -> tuple[ModelShape,
         allowed=", ".join(name for offer in offers for name in offer.entry.architectures),
         fix=f"pip install {distribution}" if distribution else "",
     )
+
+
+def with_stored_biases(shape: ModelShape, facts: CheckpointFacts) -> ModelShape:
+    """The shape with the biases of linear layers that the checkpoint has, though the config does not
+    say so: tools that quantize write one for every layer."""
+    known = {parameter.name for parameter in shape.parameters}
+    parameters: list[ParameterShape] = []
+    for parameter in shape.parameters:
+        parameters.append(parameter)
+        bias = parameter.name.removesuffix(".weight") + ".bias"
+        if parameter.kind == "linear" and bias in facts.tensors and bias not in known:
+            split = 0 if parameter.shard_axis == 0 else None
+            parameters.append(ParameterShape(bias, parameter.shape[:1], "bias", split))
+    return replace(shape, parameters=tuple(parameters))
 
 
 def _check_not_left_out(

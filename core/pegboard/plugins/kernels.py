@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pegboard.config import Config
 from pegboard.interfaces.device import DeviceFacts
@@ -48,6 +48,40 @@ def choose_kernels(
     choices = [choice for choice in found if choice is not None]
     joint = [_joint(search, operation, choices, attention) for operation in JOINT_OPERATIONS]
     return tuple(choices + [choice for choice in joint if choice is not None])
+
+
+def settle_quantizer(
+    chooser: Chooser,
+    alternatives: Sequence[Part],
+    formats: Callable[[Part], Sequence[str]],
+    config: Config,
+    unusable: frozenset[tuple[str, str]],
+) -> Part:
+    """The first of a quantizer's alternatives whose weight formats all have a kernel that is no mere
+    reference; else the last.
+
+    Args:
+        chooser, config, unusable: as `choose_kernels`.
+        alternatives: the quantizer with one set of options each.
+        formats: weight formats that a quantizer yields.
+    """
+    if len(alternatives) == 1:
+        return alternatives[0]
+    trial = replace(chooser, refusals=[], decisions=[])
+    search = _Search(trial, config.kernels, config.numerics, unusable)
+    lacking: list[str] = []
+    for part in alternatives:
+        choices = {each: _choose(search, "linear", each) for each in formats(part)}
+        missing = [each for each, choice in choices.items() if choice is None or choice.reference]
+        if not missing:
+            break
+        lacking += missing
+    why = "every weight format has a kernel made for it"
+    if lacking:
+        why = f"nothing installed is made for {', '.join(dict.fromkeys(lacking))} weights here"
+    value = ", ".join(f"{name}: {chosen}" for name, chosen in part.options.items())
+    chooser.decide("quantizer.options", value, why)
+    return part
 
 
 def numerics_id(
@@ -195,6 +229,7 @@ class _Search:
             part=part,
             row_invariant=offered.row_invariant,
             named=named,
+            reference=offered.reference,
         )
 
     def _serves_something(self, offer: Offer) -> bool:

@@ -26,7 +26,13 @@ def generate(manifests: Iterable[Manifest]) -> str:
     table: dict[str, dict[str, str]] = {}
     for manifest in manifests:
         for entry in manifest.provides:
-            names = (entry.name, *entry.methods, *entry.files, *entry.architectures)
+            names = (
+                entry.name,
+                *entry.methods,
+                *entry.calibrators,
+                *entry.files,
+                *entry.architectures,
+            )
             for name in names:
                 table.setdefault(entry.interface, {})[name] = manifest.origin.distribution
     lines = [_HEADER]

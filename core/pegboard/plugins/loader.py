@@ -22,9 +22,10 @@ from pegboard.errors import (
     UnknownHook,
 )
 from pegboard.plugins import hookspecs
+from pegboard.plugins.composition import Part
 from pegboard.plugins.contracts import CONTRACTS
 from pegboard.plugins.manifest import SINGLE_FILE, Dotted, Manifest, Origin
-from pegboard.plugins.registry import FactoryKey, Registry
+from pegboard.plugins.registry import FactoryKey, Registry, validate_options
 
 
 def load_plugins(manifests: Iterable[Manifest]) -> Registry:
@@ -105,6 +106,17 @@ def resolve_model(dotted: Dotted, origin: Origin) -> type[BaseModel]:
             allowed="a subclass of pydantic.BaseModel",
         )
     return model
+
+
+def options_of(part: Part) -> BaseModel | None:
+    """The part's options, validated; None when it takes none.
+
+    Raises:
+        OptionsInvalid: they do not fit.
+    """
+    dotted = part.entry.options
+    model = None if dotted is None else resolve_model(dotted, part.origin)
+    return validate_options(part, model)
 
 
 def _import_file(origin: Origin) -> ModuleType:

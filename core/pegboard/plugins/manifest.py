@@ -78,13 +78,23 @@ class Requires(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An operation that a kernel family implements; see `interfaces/kernel.py`."""
+    """An operation that a kernel family implements; see `interfaces/kernel.py`.
+
+    Attributes:
+        operation: its name.
+        formats: of weights, for `linear`.
+        dtypes: of activations; empty: all.
+        devices: kinds.
+        row_invariant: what it promises.
+        reference: written to be read and compared with, and slow.
+    """
 
     operation: str
     formats: tuple[str, ...] = ("float",)
     dtypes: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu",)
     row_invariant: bool = False
+    reference: bool = False
 
 
 class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,7 +113,9 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         estimate: torch-free function of a `Workload`: bytes beside weights and KV.
         files, describe: of a checkpoint source; `describe` of a model too.
         architectures: of a model.
-        methods, formats, parameters, resident_bytes: of a quantizer.
+        methods, formats, parameters, resident_bytes, kv_scales, notes, alternatives: of a quantizer;
+            `formats` is a list, or a torch-free function.
+        calibrators: of a quantizer: classes of `Calibrator` by the method that they quantize by.
         layout, encodings: of an attention backend.
         operations: of a kernel family.
         params, fields: of a logits processor.
@@ -122,9 +134,13 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     describe: Dotted | None = None
     architectures: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
-    formats: tuple[str, ...] = ()
+    formats: tuple[str, ...] | Dotted = ()
     parameters: Dotted | None = None
     resident_bytes: Dotted | None = None
+    kv_scales: Dotted | None = None
+    notes: Dotted | None = None
+    alternatives: Dotted | None = None
+    calibrators: dict[str, Dotted] = {}
     layout: Dotted | None = None
     encodings: tuple[str, ...] = ("none",)
     operations: tuple[Operation, ...] = ()

@@ -7,7 +7,7 @@ sizes the pool afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pegboard.config import Choice, Config
@@ -15,11 +15,11 @@ from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.device import DeviceFacts
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.model import ModelShape
-from pegboard.plugins.checks import attends, check_parts, numerics_of, reads
+from pegboard.plugins.checks import attends, check_parts, layout_of, numerics_of, reads
 from pegboard.plugins.choice import INACTIVE, Chooser, Wanted
 from pegboard.plugins.composition import Composition, Decision, Part, Refusal
 from pegboard.plugins.discovery import Catalog
-from pegboard.plugins.kernels import choose_kernels, numerics_id
+from pegboard.plugins.kernels import choose_kernels, numerics_id, settle_quantizer
 from pegboard.plugins.manifest import OBJECT, Manifest
 
 DEFAULT_BLOCK_SIZE = 16
@@ -34,6 +34,17 @@ DTYPES = {
 }
 
 
+def listed_formats(quantizer: Part) -> tuple[str, ...]:
+    """The weight formats that a quantizer's manifest lists."""
+    assert not isinstance(quantizer.entry.formats, str)
+    return quantizer.entry.formats
+
+
+def as_it_is(quantizer: Part) -> tuple[Part, ...]:
+    """A quantizer whose options leave nothing open."""
+    return (quantizer,)
+
+
 @dataclass(frozen=True)
 class Inspected:
     """What was read of checkpoint and model before resolving.
@@ -44,6 +55,8 @@ class Inspected:
         shape, model: the model and the part that builds it.
         objects: interface to the parts that stand for objects given in Python.
         unusable: (operation, kernel family) whose self-test failed on this machine.
+        formats: what a quantizer makes of the checkpoint's weights.
+        alternatives: a quantizer with what its options may stand for, best first.
     """
 
     model_name: str
@@ -53,6 +66,8 @@ class Inspected:
     model: Part
     objects: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
     unusable: frozenset[tuple[str, str]] = frozenset()
+    formats: Callable[[Part], tuple[str, ...]] = listed_formats
+    alternatives: Callable[[Part], tuple[Part, ...]] = as_it_is
 
 
 def resolve(
@@ -79,9 +94,14 @@ def resolve(
     max_model_len = _max_model_len(config, shape, chooser)
     num_threads = _num_threads(config, chooser)
     parts = _choose_parts(config, inspected, chooser)
+    if "quantizer" in parts:
+        alternatives = inspected.alternatives(parts["quantizer"])
+        parts["quantizer"] = settle_quantizer(
+            chooser, alternatives, inspected.formats, config, inspected.unusable
+        )
     kernels = choose_kernels(
         chooser,
-        parts["quantizer"].entry.formats if "quantizer" in parts else (),
+        inspected.formats(parts["quantizer"]) if "quantizer" in parts else (),
         parts.get("attention"),
         config,
         inspected.unusable,
@@ -217,7 +237,6 @@ def _num_threads(config: Config, chooser: Chooser) -> int:
 
 def _choose_parts(config: Config, inspected: Inspected, chooser: Chooser) -> dict[str, Part]:
     facts = inspected.facts
-    method = facts.quantization or "none"
     scheduler = Wanted(
         "scheduler",
         "scheduler",
@@ -232,12 +251,14 @@ def _choose_parts(config: Config, inspected: Inspected, chooser: Chooser) -> dic
         "drafter", "drafter", config.drafter.name, config.drafter.options, "drafter.options"
     )
     policy = config.drafter.policy
+    quantizer = _wanted("quantizer", "quantizer", config.quantizer)
+    quantizer.known_as = (layout_of(facts), facts.quantization or "none")
     found = {
         "checkpoint_source": inspected.source,
         "model": inspected.model,
         "quantizer": chooser.choose(
-            _wanted("quantizer", "quantizer", config.quantizer),
-            lambda entry: reads(entry, method),
+            quantizer,
+            lambda entry: reads(entry, facts),
         ),
         "attention": chooser.choose(
             _wanted("attention", "attention", config.attention),

@@ -45,7 +45,7 @@ def load(parts: WorkerParts) -> Loaded:
     """
     use_threads(parts.num_threads)
     device = torch.device(parts.device)
-    model = parts.build_model(_layer_builder(parts))
+    model = parts.build_model(layer_builder(parts))
     kv = kv_tensors.allocate(parts.groups, parts.num_blocks, parts.layouts, device)
     parts.attention.bind(kv)
     rows = Rows(parts.max_num_seqs, parts.max_model_len, parts.shape.vocab_size, parts.groups)
@@ -71,7 +71,8 @@ def use_threads(num_threads: int) -> None:
         torch.set_num_threads(num_threads)
 
 
-def _layer_builder(parts: WorkerParts) -> LayerBuilder:
+def layer_builder(parts: WorkerParts) -> LayerBuilder:
+    """What the model's factory gets."""
     return LayerBuilder(
         shape=parts.shape,
         source=parts.source,

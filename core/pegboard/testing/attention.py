@@ -3,27 +3,35 @@
     class TestMyBackend(AttentionContract):
         layout = staticmethod(my_layout)          # as the manifest names it
         features = frozenset({"window", "lse"})   # as the manifest promises them
+        encodings = ("none", "int8")              # as the manifest lists them
 
         @pytest.fixture
         def make(self):
             return MyBackend                      # called with an AttentionContext
 
-Every test runs steps through paged KV in shuffled pages and compares with dense attention in
-float64 over each row's own tokens (`DenseAttention`). Pages that belong to nobody hold large
-numbers: reading one is seen.
+Every test runs for every encoding: steps through paged KV in shuffled pages, compared with dense
+attention in float64 over each row's own tokens (`DenseAttention`), as their encoding gives them back.
+Pages that belong to nobody hold large numbers: reading one is seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from pegboard.interfaces.attention import AttentionBackend, AttentionContext
+from pegboard.interfaces.attention import (
+    ENCODINGS,
+    AttentionBackend,
+    AttentionContext,
+    KVScales,
+)
 from pegboard.interfaces.kv import KVGroup, TensorSpec
 from pegboard.interfaces.model import AttentionShape
+from pegboard.testing.attention_encoding import SIZES, ReadBack
 from pegboard.testing.attention_rows import Chunk, PagedRows, Problem
+from pegboard.testing.attention_tokens import values_alone
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +63,7 @@ class AttentionContract:
 
     features: ClassVar[frozenset[str]] = frozenset({"window", "soft_cap", "query_mask", "lse"})
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
+    encodings: ClassVar[tuple[str, ...]] = ("none",)
     device: ClassVar[str] = "cpu"
     head_dims: ClassVar[tuple[int, ...]] = (24, 64)
     block_sizes: ClassVar[tuple[int, ...]] = (4, 16)
@@ -65,6 +74,17 @@ class AttentionContract:
         "bfloat16": 4e-2,
         "float16": 5e-3,
     }
+
+    encoding = "none"
+    """That the test runs for."""
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "each_encoding" in metafunc.fixturenames:
+            metafunc.parametrize("each_encoding", self.encodings, indirect=True)
+
+    @pytest.fixture(autouse=True)
+    def each_encoding(self, request: pytest.FixtureRequest) -> None:
+        self.encoding = request.param
 
     @pytest.fixture
     def make(self) -> MakeBackend:
@@ -79,6 +99,8 @@ class AttentionContract:
         block_size: int | None = None,
         rotary_dim: int | None = None,
         num_rows: int = 4,
+        kv_scales: Mapping[int, KVScales] | None = None,
+        loudness: float = 0.0,
     ) -> PagedRows:
         """Rows in shuffled pages, and the dense reference of each."""
         problem = Problem(
@@ -89,8 +111,25 @@ class AttentionContract:
             rotary_dim=rotary_dim,
             num_rows=num_rows,
             lse="lse" in self.features,
+            encoding=self.encoding,
+            kv_scales=kv_scales or {},
+            loudness=loudness,
         )
         return PagedRows(problem, make, self.layout)
+
+    def alone(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Numbers as values of one head, padded with zeros: [num_rows, 1, head_dim]."""
+        import torch
+
+        head_dim = self.head_dims[0]
+        values = torch.nn.functional.pad(numbers, (0, -len(numbers) % head_dim))
+        return values.view(-1, 1, head_dim).to(self.device, getattr(torch, self.dtypes[0]))
+
+    def group(self, values: torch.Tensor) -> KVGroup:
+        """Of one layer with such values."""
+        _, heads, head_dim = values.shape
+        size = self.block_sizes[0]
+        return KVGroup((0,), heads, head_dim, size, None, self.encoding, self.dtypes[0])
 
     def needs(self, feature: str) -> None:
         """Skips the test of a feature that the backend does not promise."""
@@ -221,6 +260,78 @@ class AttentionContract:
         self.check(rows, Chunk(0, 1), Chunk(1, 1))
         self.check(rows, Chunk(1, 5))
         self.check(rows, Chunk(0, 5))
+
+    def test_static_scales(self, make: MakeBackend) -> None:
+        """Of layer and head, some too small for the largest numbers; layers without have their own."""
+        if self.encoding == "none":
+            pytest.skip("nothing is scaled")
+        one = shape(4, 2, self.head_dims[0])
+        largest = SIZES[self.encoding][-1]
+        small, large = float(1.0 / largest), float(8.0 / largest)
+        scales = KVScales(ENCODINGS[self.encoding], (small, large), (large, small))
+        rows = self.rows(make, one, one, kv_scales={1: scales})
+        self.check(rows, Chunk(0, 9), Chunk(1, 3))
+        rows.fork(0, 2)
+        self.check(rows, Chunk(0, 1), Chunk(1, 2), Chunk(2, 5))
+
+    @pytest.mark.parametrize("codes", sorted(set(ENCODINGS.values())))
+    def test_static_scales_of_other_codes_are_not_taken(
+        self, make: MakeBackend, codes: str
+    ) -> None:
+        if codes == ENCODINGS.get(self.encoding):
+            pytest.skip("these are the encoding's own")
+        rows = self.rows(make, kv_scales={0: KVScales(codes, (100.0,), (100.0,))})
+        self.check(rows, Chunk(0, 9))
+        self.check(rows, Chunk(0, 1))
+
+    def test_tokens_do_not_share_a_scale(self, make: MakeBackend) -> None:
+        """Heads and tokens of very unlike size, in one page."""
+        if self.encoding == "none":
+            pytest.skip("nothing is scaled")
+        rows = self.rows(make, shape(4, 2, self.head_dims[0]), loudness=3.0)
+        self.check(rows, Chunk(0, 9), Chunk(1, 3))
+        self.check(rows, Chunk(0, 1), Chunk(1, 2))
+
+    def test_every_number_of_the_encoding_and_all_half_way_between_two(
+        self, make: MakeBackend
+    ) -> None:
+        if self.encoding == "none":
+            pytest.skip("numbers are kept as they are")
+        import numpy as np
+        import torch
+
+        sizes = SIZES[self.encoding]
+        half_way = (sizes[1:] + sizes[:-1]) / 2
+        numbers = np.concatenate([sizes, half_way, [1.5 * sizes[-1], 1e30]])
+        values = self.alone(torch.from_numpy(np.concatenate([numbers, -numbers])))
+        scales = KVScales(ENCODINGS[self.encoding], (1.0,), (1.0,))
+        got = values_alone(make, self.layout, self.group(values), values, scales)
+        expected = ReadBack(self.encoding, scales.v)(values.cpu())
+        assert torch.equal(got.double().cpu(), expected)
+
+    def test_heads_of_zeros_and_of_the_smallest_numbers(self, make: MakeBackend) -> None:
+        import torch
+
+        values = self.alone(torch.tensor([0.0, 1e-45, 1e-38, 1e-30, 1e-4]))
+        values = values.flatten()[:5, None, None].expand(5, 1, self.head_dims[0]).contiguous()
+        got = values_alone(make, self.layout, self.group(values), values)
+        assert got.isfinite().all() and not got[0].any()
+        assert torch.allclose(got[3:], values[3:], rtol=0.01, atol=0)
+
+    @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")], ids=str)
+    @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+    def test_what_is_not_finite_is_not_hidden(
+        self, make: MakeBackend, static: bool, number: float
+    ) -> None:
+        import torch
+
+        values = self.alone(torch.ones(3 * self.head_dims[0], dtype=torch.float64))
+        values[1, 0, 5] = number
+        codes = ENCODINGS.get(self.encoding, "int8")
+        scales = KVScales(codes, (1.0,), (1.0,)) if static else None
+        got = values_alone(make, self.layout, self.group(values), values, scales)
+        assert torch.equal(got[[0, 2]], torch.ones_like(got[[0, 2]]))
+        assert not got[1, 0, 5].isfinite()
 
     def test_row_invariant_backends_give_the_same_bits(self, make: MakeBackend) -> None:
         if not self.row_invariant:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pegboard.interfaces.attention import (
+    ENCODINGS,
     AttentionBackend,
     AttentionBatch,
     AttentionContext,
+    KVScales,
     RotaryTable,
 )
 from pegboard.interfaces.kv import KVGroup, TensorSpec
 from pegboard.interfaces.model import AttentionShape
+from pegboard.testing.attention_encoding import ReadBack
 from pegboard.testing.attention_reference import (
     DenseAttention,
     ReferenceRotary,
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 MAX_POSITION = 256
 POISON = 1e4
 """What pages of nobody hold; reading it is seen."""
+
+POISON_CODE = 99
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,12 @@ class Problem:
         rotary_dim: elements of a head that are rotated; None: all; 0: no rotation.
         lse: also compare the log of the sum of exponentials.
         num_threads: threads that the backend may use.
-        poison: what pages hold before they are written; NaN spoils even what is multiplied by zero.
+        poison: what pages hold before they are written, codes apart; NaN spoils even what is
+            multiplied by zero.
+        encoding: of the pages.
+        kv_scales: by layer, static scales, of the encoding or of another.
+        loudness: how unlike the sizes of keys and values are among tokens and heads: what is drawn is
+            times e to the power of normal numbers times this.
     """
 
     layers: tuple[AttentionShape, ...]
@@ -74,6 +84,16 @@ class Problem:
     lse: bool
     num_threads: int = 1
     poison: float = POISON
+    encoding: str = "none"
+    kv_scales: Mapping[int, KVScales] = field(default_factory=dict)
+    loudness: float = 0.0
+
+    def read_back(self, layer: int) -> tuple[ReadBack, ReadBack]:
+        """What pages of a layer give back of keys and values."""
+        scales = self.kv_scales.get(layer)
+        if scales is None or scales.codes != ENCODINGS.get(self.encoding):
+            return ReadBack(self.encoding), ReadBack(self.encoding)
+        return ReadBack(self.encoding, scales.k), ReadBack(self.encoding, scales.v)
 
     def groups(self) -> tuple[KVGroup, ...]:
         windows = list(dict.fromkeys(layer.window for layer in self.layers))
@@ -88,7 +108,7 @@ class Problem:
                     first.head_dim,
                     self.block_size,
                     window,
-                    "none",
+                    self.encoding,
                     self.dtype,
                 )
             )
@@ -100,7 +120,8 @@ class PagedRows:
 
     A token's q, k and v depend on its row, position and layer alone, and lie beside each other, as a
     joined projection leaves them. The first draft node of each depth has those of the token that a
-    plain decode computes at its position.
+    plain decode computes at its position. Of encoded pages, no key or value lies about half way between
+    two codes, where a rotation's last bit would choose.
 
     Attributes:
         problem: what the backend was made for.
@@ -137,6 +158,7 @@ class PagedRows:
                 device=problem.device,
                 num_threads=problem.num_threads,
                 rotary=ReferenceRotary(),
+                kv_scales=problem.kv_scales,
             )
         )
         self._kv = self._allocate(layout)
@@ -162,10 +184,11 @@ class PagedRows:
         for group in self.groups:
             for layer in group.layers:
                 for spec in layout(group):
+                    dtype: torch.dtype = getattr(torch, spec.dtype)
                     tensors[layer][spec.name] = torch.full(
                         (self.num_blocks, *spec.shape),
-                        self.problem.poison if spec.dtype == self.problem.dtype else 0,
-                        dtype=getattr(torch, spec.dtype),
+                        self.problem.poison if dtype.is_floating_point else POISON_CODE,
+                        dtype=dtype,
                         device=self.problem.device,
                     )
         return tensors
@@ -278,7 +301,6 @@ class PagedRows:
 
         shape = self.problem.layers[layer]
         heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
-        size = (sum(heads), shape.head_dim)
         tokens = []
         for chunk in chunks:
             start = self.length(chunk.row)
@@ -289,10 +311,26 @@ class PagedRows:
             ]
             for position, sibling in keys:
                 seed = ((chunk.row * 64 + layer) * 64 + sibling) * MAX_POSITION + position
-                generator = torch.Generator().manual_seed(seed)
-                tokens.append(torch.randn(size, generator=generator, dtype=torch.float64))
-        joined = torch.stack(tokens).to(self.problem.device, self._dtype)
+                tokens.append(self._token(layer, seed, position))
+        joined = torch.stack(tokens).to(self.problem.device)
         return torch.split_with_sizes(joined, heads, dim=1)
+
+    def _token(self, layer: int, seed: int, position: int) -> torch.Tensor:
+        """q, k and v of a token, [heads, head_dim], whose codes are decided."""
+        import torch
+
+        shape = self.problem.layers[layer]
+        size = (shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
+        generator = torch.Generator().manual_seed(seed)
+        of_keys, of_values = self.problem.read_back(layer)
+        while True:
+            token = torch.randn(size, generator=generator, dtype=torch.float64)
+            sizes = torch.randn(size[0], 1, generator=generator, dtype=torch.float64)
+            token = (token * (self.problem.loudness * sizes).exp()).to(self._dtype)
+            k, v = token[shape.num_heads :].view(2, shape.num_kv_heads, shape.head_dim)
+            k = self._rotated(k[None], torch.tensor([position]))[0]
+            if of_keys.is_decided(k) and of_values.is_decided(v):
+                return token
 
     def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         if self._rotary is None:
@@ -313,6 +351,8 @@ class PagedRows:
 
         q, k, v = q.cpu(), k.cpu(), v.cpu()
         q, k = self._rotated(q, positions), self._rotated(k, positions)
+        of_keys, of_values = self.problem.read_back(layer)
+        k, v = of_keys(k), of_values(v)
         outputs, sums, token = [], [], 0
         for chunk in chunks:
             dense = self._dense[chunk.row][layer]
@@ -320,7 +360,7 @@ class PagedRows:
             count = chunk.num_tokens + len(chunk.drafts)
             for j in range(count):
                 dense.keys.append(k[token + j])
-                dense.values.append(v[token + j].double())
+                dense.values.append(v[token + j])
                 dense.positions.append(int(positions[token + j]))
             for j in range(count):
                 visible = list(range(start + min(j + 1, chunk.num_tokens)))

@@ -7,6 +7,8 @@
         def make(self):
             return application              # the factory that the hook returns, called without arguments
 
+A command that asks for calibrators sets `context` to a `TinyCommandContext` with its own.
+
 `{model}` stands for the folder of a tiny model with a tokenizer, `{folder}` for an empty one. The
 command runs as `pegboard <name>` runs it, with services of this module.
 """
@@ -34,9 +36,11 @@ class CommandContract:
 
     Attributes:
         arguments: of a run that succeeds.
+        context: class of the services.
     """
 
     arguments: ClassVar[Sequence[str]]
+    context: ClassVar[type[TinyCommandContext]] = TinyCommandContext
 
     @pytest.fixture
     def make(self) -> CommandFactory:
@@ -79,17 +83,17 @@ class CommandContract:
     def test_it_runs_each_time_it_is_called(
         self, make: CommandFactory, model: Path, tmp_path: Path
     ) -> None:
-        self.usual(make, TinyCommandContext(), model, tmp_path / "first")
-        self.usual(make, TinyCommandContext(), model, tmp_path / "second")
+        self.usual(make, self.context(), model, tmp_path / "first")
+        self.usual(make, self.context(), model, tmp_path / "second")
 
     def test_help_says_how_it_is_used_and_does_nothing(self, make: CommandFactory) -> None:
-        context = TinyCommandContext()
+        context = self.context()
         status, output = self.run(make, context, ["--help"])
         assert status == 0 and "Usage" in output
         assert context.asked == []
 
     def test_an_unknown_option_is_refused_by_name(self, make: CommandFactory) -> None:
-        context = TinyCommandContext()
+        context = self.context()
         with pytest.raises(Exception, match=NO_SUCH_OPTION) as refusal:
             self.run(make, context, [NO_SUCH_OPTION])
         assert hasattr(refusal.value, "format_message"), "not an error of the command line"
@@ -98,11 +102,11 @@ class CommandContract:
     def test_models_are_closed_whatever_happens(
         self, make: CommandFactory, model: Path, tmp_path: Path
     ) -> None:
-        context = TinyCommandContext()
+        context = self.context()
         self.usual(make, context, model, tmp_path / "well")
         assert context.all_closed
         if "forward" in context.asked:
-            context = TinyCommandContext(failing="forward")
+            context = self.context(failing="forward")
             with pytest.raises(UserError):
                 self.usual(make, context, model, tmp_path / "ill")
             assert context.all_closed
@@ -110,9 +114,9 @@ class CommandContract:
     def test_what_a_service_refuses_reaches_the_user(
         self, make: CommandFactory, model: Path, tmp_path: Path
     ) -> None:
-        context = TinyCommandContext()
+        context = self.context()
         self.usual(make, context, model, tmp_path / "well")
         for service in dict.fromkeys(context.asked):
-            refusing = TinyCommandContext(failing=service)
+            refusing = self.context(failing=service)
             with pytest.raises(UserError, match=f"{service}: refused by the suite"):
                 self.usual(make, refusing, model, tmp_path / service)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pegboard.errors import CheckpointError, ConfigError, TokenizerError
 from pegboard.interfaces.command import CommandContext
+from pegboard.interfaces.quantizer import Calibrator
 from pegboard.testing.dense_decoder import DenseDecoder
+from pegboard.testing.streamed_model import TinyStream
 
 if TYPE_CHECKING:
     import tokenizers
     import torch
+
+    from pegboard import Engine
 
 T = TypeVar("T")
 
@@ -27,19 +31,22 @@ class TinyCommandContext(CommandContext):
     Attributes:
         asked: names of the services used, in order.
         loaded: models that it loaded.
+        streams: models that it opened to be read a layer at a time.
     """
+
+    calibrators: ClassVar[Mapping[str, type[Calibrator]]] = {}
+    """By method. A suite of a command that asks for one has a subclass with its own."""
 
     def __init__(self, failing: str = "") -> None:
         self._failing = failing
         self.asked: list[str] = []
         self.loaded: list[TinyLoadedModel] = []
+        self.streams: list[TinyStream] = []
 
     def resolve(self, config: dict[str, Any]) -> Any:
         """What an engine of the config runs."""
-        from pegboard import Engine
-
         self.ask("resolve")
-        with Engine(config) as engine:
+        with self._engine(config) as engine:
             return engine.prepared
 
     def load_model(self, ref: str, quantizer: str = "auto") -> TinyLoadedModel:
@@ -49,6 +56,23 @@ class TinyCommandContext(CommandContext):
             raise CheckpointError(ref, "no such folder", allowed="a folder of a tiny model")
         self.loaded.append(TinyLoadedModel(Path(ref), self))
         return self.loaded[-1]
+
+    def stream_layers(self, ref: str) -> TinyStream:
+        """A model in a folder, a decoder layer at a time."""
+        self.ask("stream_layers")
+        if not (Path(ref) / "model.safetensors").is_file():
+            raise CheckpointError(ref, "no such folder", allowed="a folder of a tiny model")
+        with self._engine({"model": ref, "dtype": "float32"}) as engine:
+            composition = engine.prepared.composition
+        self.streams.append(TinyStream(Path(ref), composition.facts, composition.shape))
+        return self.streams[-1]
+
+    def calibrator(self, method: str) -> type[Calibrator]:
+        """One of `calibrators`."""
+        self.ask("calibrator")
+        if method not in self.calibrators:
+            raise ConfigError("method", repr(method), allowed=", ".join(self.calibrators))
+        return self.calibrators[method]
 
     def tokenizer(self, ref: str) -> TinyTokenizer:
         """The tokenizer in a model's folder."""
@@ -66,8 +90,13 @@ class TinyCommandContext(CommandContext):
 
     @property
     def all_closed(self) -> bool:
-        """Whether every model that was loaded has been closed."""
-        return all(model.closed for model in self.loaded)
+        """Whether every model that was loaded or opened has been closed."""
+        return all(one.closed for one in self.loaded) and all(one.closed for one in self.streams)
+
+    def _engine(self, config: dict[str, Any]) -> Engine:
+        from pegboard import Engine
+
+        return Engine(config)
 
     def ask(self, service: str) -> None:
         """Notes the use of a service, and refuses it if it is the failing one."""

@@ -33,14 +33,18 @@ class DenseDecoder:
         taps = {-1: hidden}
         for layer in range(self._config["num_hidden_layers"]):
             taps[layer] = hidden
-            prefix = f"model.layers.{layer}"
-            normed = self._norm(hidden, f"{prefix}.input_layernorm")
-            hidden = hidden + self._attention(normed, f"{prefix}.self_attn")
-            normed = self._norm(hidden, f"{prefix}.post_attention_layernorm")
-            hidden = hidden + self._mlp(normed, f"{prefix}.mlp")
+            hidden = self.layer(layer, hidden)
         tied = self._config["tie_word_embeddings"]
         head = self._tensors["model.embed_tokens.weight" if tied else "lm_head.weight"]
         return self._norm(hidden, "model.norm") @ head.T, taps
+
+    def layer(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
+        """The output of a decoder layer, float64 [num_tokens, hidden_size], as its input."""
+        prefix = f"model.layers.{index}"
+        normed = self._norm(hidden, f"{prefix}.input_layernorm")
+        hidden = hidden + self._attention(normed, f"{prefix}.self_attn")
+        normed = self._norm(hidden, f"{prefix}.post_attention_layernorm")
+        return hidden + self._mlp(normed, f"{prefix}.mlp")
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         eps: float = self._config["rms_norm_eps"]

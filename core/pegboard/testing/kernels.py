@@ -13,7 +13,8 @@ that name, and its rows are compared bit for bit across batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -21,7 +22,8 @@ import pytest
 from pegboard.interfaces.kernel import Kernel, KernelContext
 from pegboard.interfaces.quantizer import LinearWeight
 from pegboard.testing.attention_reference import rotate_reference
-from pegboard.testing.linear_weight import dense
+from pegboard.testing.coded_weights import Form, coded_weight, forms_of
+from pegboard.testing.linear_weight import dense, seen_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -69,15 +71,23 @@ class KernelContract:
         return values.to(self.device, getattr(torch, dtype))
 
     def close(
-        self, got: torch.Tensor, expected: torch.Tensor, dtype: str, scale: float = 1
+        self,
+        got: torch.Tensor,
+        expected: torch.Tensor,
+        dtype: str,
+        scale: float = 1,
+        rounding: str | None = None,
     ) -> None:
-        """Compares with a float64 reference, relative to its size."""
+        """Compares with a float64 reference, relative to its size; `rounding`: the dtype of the
+        computation, where it is another than the result's."""
         import torch
 
         assert got.dtype == getattr(torch, dtype) and got.shape == expected.shape
         size = expected.abs().max().item()
         error = (got.double() - expected).abs().max().item()
-        assert error <= scale * TOLERANCE[dtype] * max(size, 1.0), f"{dtype}: off by {error}"
+        assert error <= scale * TOLERANCE[rounding or dtype] * max(size, 1.0), (
+            f"{dtype}: off by {error}"
+        )
 
     def test_self_test_passes(self, make: MakeKernel) -> None:
         for dtype in self.dtypes:
@@ -86,58 +96,122 @@ class KernelContract:
 
 
 class LinearContract(KernelContract):
-    """Operation `linear`. A subclass of quantized formats overrides `weight` where it must."""
+    """Operation `linear`: each format, in each form that a weight of it may have (`coded_weights`).
+
+    The expected product takes the inputs as the format rounds them.
+    """
 
     operation = "linear"
     shapes: ClassVar[tuple[tuple[int, int], ...]] = ((517, 40), (72, 96), (3, 24))
 
-    def weight(self, format: str, shape: tuple[int, int], dtype: str) -> LinearWeight:
-        """A weight of the format; floats here, codes with scales and zeros a group for others."""
-        import torch
+    def weights(self, shape: tuple[int, int], dtype: str) -> Iterator[LinearWeight]:
+        """Weights of all formats and forms."""
+        for format in self.formats:
+            for form in forms_of(format):
+                yield self.weight(format, shape, dtype, form)
 
+    def weight(
+        self, format: str, shape: tuple[int, int], dtype: str, form: Form | None = None
+    ) -> LinearWeight:
+        """A weight of the format; floats, or codes of a form."""
         if format == "float":
             return LinearWeight(format, shape, values=self.random(*shape, dtype=dtype))
-        bits = int(format.removeprefix("int"))
-        generator = torch.Generator().manual_seed(9)
-        low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
-        codes = torch.randint(low, high, shape, generator=generator, dtype=torch.int8)
-        groups = (shape[0], shape[1] // 8)
-        scales = self.random(*groups, dtype="float32").abs() / high
-        zeros = self.random(*groups, dtype="float32").round()
-        return LinearWeight(format, shape, codes=codes.to(self.device), scales=scales, zeros=zeros)
+        return coded_weight(format, shape, form or Form(), self.device)
 
     def test_linear_is_the_product(self, make: MakeKernel) -> None:
         for dtype in self.dtypes:
+            for shape in self.shapes:
+                x = self.random(max(BATCHES), shape[1], dtype=dtype)
+                for weight in self.weights(shape, dtype):
+                    kernel = self.kernel(make, dtype, weight.format)
+                    packed = kernel.prepare(weight)
+                    expected = seen_inputs(x, weight) @ dense(weight).T
+                    for batch in BATCHES:
+                        got = kernel.linear(x[:batch], packed)
+                        self.close_product(got, expected[:batch], weight, dtype)
+
+    def test_whole_numbers_are_summed_exactly(self, make: MakeKernel) -> None:
+        """Codes and inputs at the ends of their range, and sums below 2**24."""
+        for dtype in set(self.dtypes) & {"float32", "float64"}:
             for format in self.formats:
                 kernel = self.kernel(make, dtype, format)
-                for shape in self.shapes:
-                    weight = self.weight(format, shape, dtype)
-                    packed = kernel.prepare(weight)
-                    for batch in BATCHES:
-                        x = self.random(batch, shape[1], dtype=dtype)
-                        expected = x.double() @ dense(weight).T
-                        self.close(kernel.linear(x, packed), expected, dtype, scale=4)
+                weight, x = self.whole_numbers(format, (67, 1000), dtype)
+                got = kernel.linear(x, kernel.prepare(weight))
+                assert bool((got.double() == x.double() @ dense(weight).T).all())
+
+    def whole_numbers(
+        self, format: str, shape: tuple[int, int], dtype: str
+    ) -> tuple[LinearWeight, torch.Tensor]:
+        """A weight, and inputs [5, in_features] whose scales are 1, so that rounding keeps them."""
+        import torch
+
+        kind, _, activations = format.partition(":")
+        ends = {"int8": (-128, 127), "uint4": (0, 15)}.get(kind, (-8, 8))
+        input_ends = (-128, 127) if activations == "static" else (-127, 127)
+        if kind == "float8":
+            input_ends = (-8, 8)
+        codes, x = self.either(ends, shape), self.either(input_ends, (5, shape[1]))
+        x[:, ::32] = 448 if kind == "float8" else 127
+        weight = self.weight(format, shape, dtype)
+        if weight.codes is None or weight.scales is None:
+            weight = replace(weight, values=codes.to(self.device, getattr(torch, dtype)))
+        else:
+            weight = replace(
+                weight,
+                codes=codes.to(self.device, weight.codes.dtype),
+                scales=torch.ones_like(weight.scales),
+                input_scale=None
+                if weight.input_scale is None
+                else torch.ones_like(weight.input_scale),
+            )
+        return weight, x.to(self.device, getattr(torch, dtype))
+
+    def either(self, ends: tuple[int, int], shape: tuple[int, int]) -> torch.Tensor:
+        """One of two numbers at random; rows of only the first and only the second."""
+        import torch
+
+        pick = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(7))
+        pick[0], pick[1] = 0, 1
+        return torch.tensor(ends)[pick]
+
+    def test_inputs_of_zero_give_no_nan(self, make: MakeKernel) -> None:
+        for dtype in self.dtypes:
+            for weight in self.weights((72, 96), dtype):
+                kernel = self.kernel(make, dtype, weight.format)
+                x = self.random(3, 96, dtype=dtype)
+                x[1] = 0
+                x[2, :32] = 0
+                expected = seen_inputs(x, weight) @ dense(weight).T
+                got = kernel.linear(x, kernel.prepare(weight))
+                self.close_product(got, expected, weight, dtype)
+
+    def close_product(
+        self, got: torch.Tensor, expected: torch.Tensor, weight: LinearWeight, dtype: str
+    ) -> None:
+        """`close` for outputs of a linear layer. Inputs are quantized, and what follows is computed,
+        in float32."""
+        narrow = dtype == "float64" and weight.activations != "float"
+        self.close(got, expected, dtype, scale=4, rounding="float32" if narrow else dtype)
 
     def test_gathered_rows_are_the_weights_rows(self, make: MakeKernel) -> None:
         import torch
 
+        ids = torch.tensor([0, 516, 3, 3, 77], device=self.device)
         for dtype in self.dtypes:
-            for format in self.formats:
-                kernel = self.kernel(make, dtype, format)
-                if not kernel.gathers:
-                    continue
-                weight = self.weight(format, (517, 40), dtype)
-                ids = torch.tensor([0, 516, 3, 3, 77], device=self.device)
-                rows = kernel.gather_rows(kernel.prepare(weight), ids)
-                self.close(rows, dense(weight)[ids], dtype)
+            for weight in self.weights((517, 40), dtype):
+                kernel = self.kernel(make, dtype, weight.format)
+                if kernel.gathers:
+                    rows = kernel.gather_rows(kernel.prepare(weight), ids)
+                    self.close(rows, dense(weight)[ids], dtype)
 
     def test_input_is_not_changed(self, make: MakeKernel) -> None:
-        kernel = self.kernel(make, self.dtypes[0], self.formats[0])
-        packed = kernel.prepare(self.weight(self.formats[0], (72, 96), self.dtypes[0]))
-        x = self.random(5, 96, dtype=self.dtypes[0])
-        before = x.clone()
-        kernel.linear(x, packed)
-        assert bool((x == before).all())
+        dtype = self.dtypes[0]
+        for weight in self.weights((72, 96), dtype):
+            kernel = self.kernel(make, dtype, weight.format)
+            x = self.random(5, 96, dtype=dtype)
+            before = x.clone()
+            kernel.linear(x, kernel.prepare(weight))
+            assert bool((x == before).all())
 
     def test_row_invariant_kernels_give_each_row_the_same_bits(self, make: MakeKernel) -> None:
         import torch
@@ -145,10 +219,10 @@ class LinearContract(KernelContract):
         if not self.row_invariant:
             pytest.skip("the kernel does not promise row_invariant")
         for dtype in self.dtypes:
-            for format in self.formats:
-                kernel = self.kernel(make, dtype, format)
-                packed = kernel.prepare(self.weight(format, (517, 40), dtype))
-                x = self.random(33, 40, dtype=dtype)
+            x = self.random(33, 40, dtype=dtype)
+            for weight in self.weights((517, 40), dtype):
+                kernel = self.kernel(make, dtype, weight.format)
+                packed = kernel.prepare(weight)
                 whole = kernel.linear(x, packed)
                 for batch in BATCHES:
                     starts = range(0, 33, batch)

@@ -49,7 +49,8 @@ class InMemory(CheckpointSource):
         self._tensors = tensors
 
     def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
-        return self._tensors[name][slice(None) if rows is None else rows]
+        tensor = self._tensors[name]
+        return tensor if rows is None else tensor[rows]
 
     def close(self) -> None:
         pass

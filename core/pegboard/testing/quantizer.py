@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -68,13 +68,15 @@ class QuantizerUnderTest:
         write: (folder, weights) -> facts of a checkpoint; weights are float32 [out, in] by the
             tensor's name in Hugging Face's words (`model.embed_tokens.weight`).
         open: the factory of the source that reads it.
+        options: what `make` was bound to, as the planning functions get them.
     """
 
     make: Callable[[QuantizerContext], Quantizer]
     parameters: Callable[[WeightSpec, CheckpointFacts], tuple[StoredParameter, ...]]
-    resident_bytes: Callable[[WeightSpec, CheckpointFacts, str], int]
+    resident_bytes: Callable[[WeightSpec, CheckpointFacts, str, Any], int]
     write: Callable[[Path, Mapping[str, torch.Tensor]], CheckpointFacts]
     open: Callable[[CheckpointFacts], CheckpointSource]
+    options: Any = None
 
 
 class QuantizerContract:
@@ -203,7 +205,7 @@ class QuantizerContract:
             for spec in self.specs():
                 scheme = quantizer.scheme(spec)
                 weight = scheme.load(self.stored(make, facts, spec, scheme))
-                planned = make.resident_bytes(spec, facts, dtype)
+                planned = make.resident_bytes(spec, facts, dtype, make.options)
                 assert planned > 0
                 if weight.values is not None:
                     assert planned == math.prod(spec.shape) * weight.values.element_size()
@@ -225,15 +227,20 @@ def _check_canonical(weight: LinearWeight, dtype: str) -> None:
         assert quantized == (None, None, None, None)
         return
     assert weight.values is None and weight.codes is not None and weight.scales is not None
-    assert weight.codes.dtype in (torch.uint8, torch.int8)
+    kind, _, activations = weight.format.partition(":")
+    code_types = {"uint4": torch.uint8, "int8": torch.int8, "float8": torch.float8_e4m3fn}
+    assert weight.codes.dtype == code_types[kind]
+    assert weight.activations == (activations or "float")
+    assert weight.zeros is None or weight.minima is None
     assert tuple(weight.codes.shape) == weight.shape
-    for numbers in (weight.scales, weight.zeros):
+    for numbers in (weight.scales, weight.zeros, weight.minima):
         if numbers is not None:
             assert numbers.dtype == torch.float32 and numbers.shape == weight.scales.shape
             assert bool(numbers.isfinite().all())
     num_groups = weight.scales.shape[1]
     if weight.group_map is None:
-        assert weight.shape[1] % num_groups == 0
+        size = weight.group_size or weight.shape[1] // num_groups
+        assert -(-weight.shape[1] // size) == num_groups
     else:
         assert weight.group_map.dtype == torch.int32 and len(weight.group_map) == weight.shape[1]
         assert int(weight.group_map.min()) >= 0 and int(weight.group_map.max()) < num_groups

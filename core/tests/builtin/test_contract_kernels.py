@@ -35,6 +35,17 @@ class TestLinear(Torch, LinearContract):
     pass
 
 
+class TestLinearOnCodes(Torch, LinearContract):
+    formats = ("int8", "uint4", "float8", "float8:dynamic", "float8:static")
+    dtypes = ("float32", "float64", "bfloat16")
+
+
+class TestLinearOfIntegers(Torch, LinearContract):
+    formats = ("int8:dynamic", "int8:static", "int8:grouped", "uint4:grouped")
+    dtypes = ("float32", "bfloat16")
+    row_invariant = True
+
+
 class TestRMSNorm(Torch, RMSNormContract):
     pass
 

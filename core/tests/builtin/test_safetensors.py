@@ -198,6 +198,22 @@ def test_quantization_method_is_reported(folder: Path) -> None:
     assert facts.quantization == "gptq" and facts.quantization_config["bits"] == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "method"), [("quantize_config.json", "gptq"), ("quant_config.json", "awq")]
+)
+def test_quantization_may_have_a_file_of_its_own(folder: Path, name: str, method: str) -> None:
+    plain = describe(folder).fingerprint
+    (folder / name).write_text(json.dumps({"bits": 3}))
+    facts = describe(folder)
+    assert facts.quantization == method and facts.quantization_config == {"bits": 3}
+    assert facts.fingerprint != plain
+    (folder / name).write_text(json.dumps({"bits": 3, "quant_method": "other"}))
+    assert describe(folder).quantization == "other"
+    in_config = {"quantization_config": {"quant_method": "fp8"}}
+    (folder / "config.json").write_text(json.dumps(CONFIG | in_config))
+    assert describe(folder).quantization == "fp8"
+
+
 def test_end_of_sequence_ids_of_generation_go_first(folder: Path) -> None:
     assert describe(folder).eos_token_ids == (2,)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))

@@ -100,5 +100,14 @@ def test_a_mixed_step_equals_dense_attention(
 
 
 def test_an_encoding_that_it_lacks_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"kv_cache\.encoding: 'int8'.*allowed: none"):
-        layout(KVGroup((0,), KV_HEADS, HEAD_DIM, 16, None, "int8", "float32"))
+    allowed = "none, fp8_e4m3, int8"
+    with pytest.raises(ConfigError, match=rf"kv_cache\.encoding: 'int4'.*allowed: {allowed}"):
+        layout(KVGroup((0,), KV_HEADS, HEAD_DIM, 16, None, "int4", "float32"))
+
+
+def test_a_block_in_codes_has_a_byte_a_number_and_four_a_head() -> None:
+    for encoding in ("fp8_e4m3", "int8"):
+        specs = layout(KVGroup((0,), KV_HEADS, HEAD_DIM, 16, None, encoding, "float32"))
+        bytes_of = {"int8": 1, "uint8": 1, "float32": 4}
+        total = sum(np.prod(spec.shape) * bytes_of[spec.dtype] for spec in specs)
+        assert total == 2 * 16 * KV_HEADS * (HEAD_DIM + 4)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pegboard.cli import main, serve_main
+from pegboard.cli.check import inputs_of
 from pegboard.config import Config
 from pegboard.interfaces.kernel import OPERATIONS
 
@@ -178,6 +179,20 @@ def test_check_as_json_names_each_part_with_its_reason(tiny: str) -> None:
     # Stock torch does not promise that a row's bits are the same in any batch.
     assert found["numerics"] == "fast"
     assert "attention: torch" in found["not_promised"]
+
+
+@pytest.mark.parametrize(
+    ("weight_format", "said"),
+    [
+        ("float", "as they are"),
+        ("uint4", "as they are"),
+        ("float8:static", "float8 by the checkpoint's scale"),
+        ("int8:dynamic", "int8 by a scale of each token"),
+        ("uint4:grouped", "int8 by a scale of each token and 32 inputs"),
+    ],
+)
+def test_check_says_how_inputs_are_rounded(weight_format: str, said: str) -> None:
+    assert inputs_of(weight_format).endswith(said)
 
 
 def test_check_says_who_lowered_the_context(tiny: str) -> None:

@@ -14,6 +14,7 @@ from pegboard.builtin.fcfs import FCFS
 from pegboard.compose import prepare
 from pegboard.config import Config
 from pegboard.interfaces.scheduler import SchedulerContext
+from pegboard.testing.tiny import write_tiny_model
 
 Install = Callable[..., Path]
 Configure = Callable[..., Config]
@@ -132,6 +133,23 @@ def test_a_refusal_says_which_disabled_plugin_would_do(
     config = config_of(plugins={"disable": [plugin]}, **values)
     with pytest.raises(errors.UserError, match=rf"disabled.*take {plugin}.*plugins\.disable"):
         prepare(config)
+
+
+@pytest.mark.parametrize("known", ["roundoff", "roundoff/packed"])
+def test_a_checkpoint_whose_method_nothing_reads_says_what_to_install(
+    tmp_path: Path, config_of: Configure, monkeypatch: pytest.MonkeyPatch, known: str
+) -> None:
+    method = {"quant_method": "roundoff", "format": "packed"}
+    model = write_tiny_model(tmp_path / "model", quantization_config=method)
+    monkeypatch.setattr(
+        "pegboard.plugins.choice.suggestion",
+        lambda interface, name: "pegboard-roundoff" if name == known else None,
+    )
+    with pytest.raises(errors.CompositionRefused) as caught:
+        prepare(config_of(model=str(model)))
+    (reason,) = caught.value.reasons
+    assert "the checkpoint is quantized by roundoff/packed" in reason
+    assert reason.endswith("fix: pip install pegboard-roundoff")
 
 
 def test_every_reason_is_told_at_once(config_of: Configure) -> None:

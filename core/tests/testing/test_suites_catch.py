@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,11 @@ from pegboard.builtin.processors import Penalties
 from pegboard.builtin.torch_attention import TorchAttention
 from pegboard.builtin.torch_attention_layout import layout
 from pegboard.builtin.torch_kernels import TorchPanelLinear, TorchRMSNorm
+from pegboard.builtin.torch_quantized import (
+    TorchCodesLinear,
+    TorchFloat8Linear,
+    TorchIntegerLinear,
+)
 from pegboard.builtin.torch_sampler import TorchSample
 from pegboard.builtin.unquantized import Unquantized
 from pegboard.builtin.unquantized_plan import parameters, resident_bytes
@@ -35,7 +41,7 @@ from pegboard.step import Drafts, Float32, RowAdmission
 from pegboard.testing.attention import AttentionContract
 from pegboard.testing.drafter import DrafterContract
 from pegboard.testing.guessing_drafter import GuessingDrafter
-from pegboard.testing.kernels import LinearContract, RMSNormContract
+from pegboard.testing.kernels import LinearContract, MakeKernel, RMSNormContract
 from pegboard.testing.logits_processor import LogitsProcessorContract
 from pegboard.testing.model import ModelContract, ModelUnderTest, of_family
 from pegboard.testing.model_parts import InMemory
@@ -102,6 +108,79 @@ def test_broken_kernels() -> None:
         LinearContract().test_linear_is_the_product(RoundingLinear)
     with pytest.raises(AssertionError):
         RMSNormContract().test_epsilon_counts(CarelessNorm)
+
+
+def forgetting(kind: type[TorchCodesLinear], **changes: Any) -> MakeKernel:
+    """A kernel that takes every weight for one without something."""
+
+    class Forgetful(kind):  # type: ignore[valid-type,misc]
+        def prepare(self, weight: LinearWeight) -> PackedWeight:
+            known = {
+                name: new for name, new in changes.items() if getattr(weight, name) is not None
+            }
+            packed: PackedWeight = super().prepare(dataclasses.replace(weight, **known))
+            return packed
+
+    return Forgetful
+
+
+class WrappingLinear(TorchIntegerLinear):
+    """Its sums of pairs keep 16 bits."""
+
+    def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+        return super().linear(x, weight).clamp(-(2.0**15), 2.0**15)
+
+
+class SpoilingLinear(TorchCodesLinear):
+    """Rounds its inputs where they lie."""
+
+    def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+        return super().linear(x.mul_(8).round_().div_(8), weight)
+
+
+@pytest.mark.parametrize(
+    ("format", "kind", "changes"),
+    [
+        ("uint4", TorchCodesLinear, {"zeros": None}),
+        ("uint4", TorchCodesLinear, {"minima": None}),
+        ("int8", TorchCodesLinear, {"group_map": None}),
+        ("int8", TorchCodesLinear, {"group_size": 32}),
+        ("uint4:grouped", TorchIntegerLinear, {"zeros": None}),
+        ("uint4:grouped", TorchIntegerLinear, {"minima": None}),
+        ("int8:grouped", TorchIntegerLinear, {"group_map": None}),
+        ("int8:grouped", TorchIntegerLinear, {"activations": "dynamic"}),
+        ("int8:dynamic", TorchIntegerLinear, {"input_group": None}),
+        ("int8:dynamic", TorchIntegerLinear, {"activations": "grouped"}),
+        ("int8:static", TorchIntegerLinear, {"input_scale": torch.ones(1)}),
+        ("int8:static", TorchIntegerLinear, {"input_zero": None}),
+        ("int8:static", TorchCodesLinear, {}),
+        ("float8:static", TorchFloat8Linear, {"input_scale": torch.ones(1)}),
+        ("float8:dynamic", TorchFloat8Linear, {"input_group": None}),
+        ("float8:dynamic", TorchCodesLinear, {}),
+    ],
+)
+def test_kernels_that_forget_a_part_of_the_weight(
+    format: str, kind: type[TorchCodesLinear], changes: dict[str, Any]
+) -> None:
+    class Suite(LinearContract):
+        formats = (format,)
+
+    with pytest.raises((AssertionError, IndexError)):
+        Suite().test_linear_is_the_product(forgetting(kind, **changes))
+
+
+def test_kernels_that_overflow_or_spoil_their_inputs() -> None:
+    class Suite(LinearContract):
+        formats = ("int8:dynamic",)
+
+    with pytest.raises(AssertionError):
+        Suite().test_whole_numbers_are_summed_exactly(WrappingLinear)
+
+    class FloatInputs(LinearContract):
+        formats = ("int8",)
+
+    with pytest.raises(AssertionError):
+        FloatInputs().test_input_is_not_changed(SpoilingLinear)
 
 
 class SeedlessSample(TorchSample):

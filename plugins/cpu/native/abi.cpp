@@ -13,19 +13,21 @@ namespace {
 bool runs(const Kernels& set) {
 #if defined(PEGBOARD_X86)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl");
   if (&set == &kAvx2) return avx2;
-  if (&set == &kAvx512) {
-    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  }
+  if (&set == &kAvx512) return avx512;
+  if (&set == &kAvx512Vnni) return avx512 && __builtin_cpu_supports("avx512vnni");
 #endif
   return &set == &kPortable;
 }
 
 const Kernels& choose() {
 #if defined(PEGBOARD_X86)
-  const Kernels* const sets[] = {&kAvx512, &kAvx2, &kPortable};
+  const Kernels* const sets[] = {&kAvx512Vnni, &kAvx512, &kAvx2, &kPortable};
 #else
   const Kernels* const sets[] = {&kPortable};
 #endif

@@ -6,17 +6,63 @@
 namespace pegboard {
 namespace {
 
-// One token's keys and values in a layer's pages; slot is page * block_size + offset.
-struct TokenPlace {
-  TokenPlace(const AttentionLayer& layer, const AttentionShape& shape, int64_t slot, int64_t head) {
-    const int64_t page = slot / shape.block_size * shape.num_kv_heads + head;
-    const int64_t offset = slot % shape.block_size;
-    keys = layer.keys + page * shape.head_dim * shape.block_size + offset;
-    values = layer.values + (page * shape.block_size + offset) * shape.padded_dim;
+// One of a page's tensors: its bytes.
+struct PageBytes {
+  void copy(int64_t from, int64_t to) const {
+    std::memmove(data + to * size, data + from * size, size);
   }
-  float* keys;  // an element every block_size
-  float* values;
+  char* data;
+  int64_t size;
 };
+
+template <class Element>
+PageBytes page_bytes(void* data, int64_t num_elements) {
+  return {static_cast<char*>(data), num_elements * static_cast<int64_t>(sizeof(Element))};
+}
+
+// The tensors of a layer's pages.
+template <class Element>
+std::vector<PageBytes> tensors_of(const AttentionLayer& layer, const AttentionShape& shape) {
+  const int64_t num_heads = shape.num_kv_heads * shape.block_size;
+  std::vector<PageBytes> tensors = {
+      page_bytes<Element>(layer.keys.data, num_heads * shape.head_dim),
+      page_bytes<Element>(layer.values.data, num_heads * shape.padded_dim)};
+  for (float* scales : {layer.keys.scales, layer.values.scales}) {
+    if (scales != nullptr) tensors.push_back(page_bytes<float>(scales, num_heads));
+  }
+  return tensors;
+}
+
+template <class Element>
+void move_tokens(const AttentionLayer& layer, const AttentionShape& shape, int64_t num_moves,
+                 const int64_t* source, const int64_t* target) {
+  Element* const keys = layer.keys.elements<Element>();
+  Element* const values = layer.values.elements<Element>();
+  const int64_t size = shape.head_dim + shape.padded_dim;
+  std::vector<Element> held(num_moves * shape.num_kv_heads * size);
+  std::vector<float> scales(num_moves * shape.num_kv_heads * 2);
+  const auto for_each = [&](const int64_t* slots, const auto& move) {
+    for (int64_t i = 0; i < num_moves * shape.num_kv_heads; ++i) {
+      const int64_t slot = slots[i / shape.num_kv_heads], head = i % shape.num_kv_heads;
+      move(HeadPlace(shape, slot / shape.block_size, slot % shape.block_size, head),
+           held.data() + i * size, scales.data() + i * 2);
+    }
+  };
+  for_each(source, [&](const HeadPlace& place, Element* token, float* scale) {
+    for (int64_t d = 0; d < shape.head_dim; ++d) token[d] = keys[place.key + d * shape.block_size];
+    std::copy_n(values + place.value, shape.padded_dim, token + shape.head_dim);
+    if (layer.encoding == Encoding::kNone) return;
+    scale[0] = layer.keys.scales[place.scale];
+    scale[1] = layer.values.scales[place.scale];
+  });
+  for_each(target, [&](const HeadPlace& place, const Element* token, const float* scale) {
+    for (int64_t d = 0; d < shape.head_dim; ++d) keys[place.key + d * shape.block_size] = token[d];
+    std::copy_n(token + shape.head_dim, shape.padded_dim, values + place.value);
+    if (layer.encoding == Encoding::kNone) return;
+    layer.keys.scales[place.scale] = scale[0];
+    layer.values.scales[place.scale] = scale[1];
+  });
+}
 
 }  // namespace
 
@@ -32,21 +78,18 @@ void AttentionScratch::grow(const AttentionShape& shape, int64_t num_queries) {
   peaks.grow(num_queries);
   scores.grow(kMaxQueries * kTile);
   keys.grow(shape.head_dim * kTile);
+  values.grow(shape.padded_dim * kTile);
 }
 
 void Attention::copy_pages(int64_t group, int64_t num_copies, const int64_t* source,
                            const int64_t* target) {
   const AttentionShape& shape = plans[group]->shape;
-  const int64_t num_keys = shape.num_kv_heads * shape.head_dim * shape.block_size;
-  const int64_t num_values = shape.num_kv_heads * shape.padded_dim * shape.block_size;
   for (const AttentionLayer& layer : layers) {
     if (layer.group != group) continue;
+    const auto tensors = layer.encoding == Encoding::kNone ? tensors_of<float>(layer, shape)
+                                                           : tensors_of<uint8_t>(layer, shape);
     for (int64_t i = 0; i < num_copies; ++i) {
-      const int64_t from = source[i], to = target[i];
-      std::memmove(layer.keys + to * num_keys, layer.keys + from * num_keys,
-                   num_keys * sizeof(float));
-      std::memmove(layer.values + to * num_values, layer.values + from * num_values,
-                   num_values * sizeof(float));
+      for (const PageBytes& tensor : tensors) tensor.copy(source[i], target[i]);
     }
   }
 }
@@ -54,26 +97,13 @@ void Attention::copy_pages(int64_t group, int64_t num_copies, const int64_t* sou
 void Attention::move_slots(int64_t group, int64_t num_moves, const int64_t* source,
                            const int64_t* target) {
   const AttentionShape& shape = plans[group]->shape;
-  const int64_t size = shape.head_dim + shape.padded_dim;
-  std::vector<float> held(num_moves * shape.num_kv_heads * size);
-  const auto for_each = [&](const AttentionLayer& layer, const int64_t* slots, const auto& move) {
-    float* token = held.data();
-    for (int64_t i = 0; i < num_moves; ++i) {
-      for (int64_t head = 0; head < shape.num_kv_heads; ++head, token += size) {
-        move(token, TokenPlace(layer, shape, slots[i], head));
-      }
-    }
-  };
   for (const AttentionLayer& layer : layers) {
     if (layer.group != group) continue;
-    for_each(layer, source, [&](float* token, const TokenPlace& place) {
-      for (int64_t d = 0; d < shape.head_dim; ++d) token[d] = place.keys[d * shape.block_size];
-      std::copy_n(place.values, shape.padded_dim, token + shape.head_dim);
-    });
-    for_each(layer, target, [&](const float* token, const TokenPlace& place) {
-      for (int64_t d = 0; d < shape.head_dim; ++d) place.keys[d * shape.block_size] = token[d];
-      std::copy_n(token + shape.head_dim, shape.padded_dim, place.values);
-    });
+    if (layer.encoding == Encoding::kNone) {
+      move_tokens<float>(layer, shape, num_moves, source, target);
+    } else {
+      move_tokens<uint8_t>(layer, shape, num_moves, source, target);
+    }
   }
 }
 

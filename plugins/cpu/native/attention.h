@@ -12,14 +12,40 @@ namespace pegboard {
 constexpr int kMaxQueries = 6;        // queries of a micro-kernel
 constexpr int64_t kMaxVector = 16;    // elements of the widest vector
 
+// How pages hold numbers: as floats, or as codes of a byte with a scale a token and head.
+enum class Encoding : int64_t { kNone, kInt8, kE4M3 };
+
+// The keys, or the values, of a layer. Where codes are, a scale is beside each token's head.
+struct KVPages {
+  template <class Element>
+  Element* elements() const {
+    return static_cast<Element*>(data);
+  }
+
+  void* data;                    // keys [num_pages][kv_head][head_dim][block_size], or
+                                 // values [num_pages][kv_head][block_size][padded_dim]
+  float* scales = nullptr;       // [num_pages][kv_head][block_size]
+  const float* fixed = nullptr;  // [kv_head]: scales to write; null: a token's own
+};
+
 // A decoder layer.
 struct AttentionLayer {
   int64_t group;
   int64_t num_heads;
   float scale;
   float soft_cap;  // 0: none
-  float* keys;     // [num_pages][kv_head][head_dim][block_size]
-  float* values;   // [num_pages][kv_head][block_size][padded_dim]
+  KVPages keys, values;
+  Encoding encoding = Encoding::kNone;
+};
+
+// Where a token's head lies in pages, in elements.
+struct HeadPlace {
+  HeadPlace(const AttentionShape& shape, int64_t page, int64_t offset, int64_t head)
+      : scale((page * shape.num_kv_heads + head) * shape.block_size + offset),
+        key((scale - offset) * shape.head_dim + offset), value(scale * shape.padded_dim) {}
+  int64_t scale;
+  int64_t key;  // an element every block_size
+  int64_t value;
 };
 
 // [num_tokens, heads, head_dim], the last axis dense; strides in elements.
@@ -69,6 +95,7 @@ struct AttentionScratch {
   LineFloats peaks;    // [query], largest score so far
   LineFloats scores;   // [query of a micro-kernel][slot of a tile]
   LineFloats keys;     // [head_dim][slot of a tile], where pages do not serve as they are
+  LineFloats values;   // [slot of a tile][padded_dim], of codes
 };
 
 struct Attention {

@@ -13,18 +13,45 @@ inline void rotate_to(const float* x, int64_t head_dim, const RotaryAngles& rota
   rotate_head(x, head_dim, rotary.num_pairs, rotary.cos + angle, rotary.sin + angle, out);
 }
 
+inline void write_head(const AttentionShape& shape, const AttentionLayer& layer,
+                       const HeadPlace& place, const float* key, const float* value) {
+  float* keys = layer.keys.elements<float>() + place.key;
+  float* values = layer.values.elements<float>() + place.value;
+  for (int64_t d = 0; d < shape.head_dim; ++d) keys[d * shape.block_size] = key[d];
+  std::memcpy(values, value, shape.head_dim * sizeof(float));
+  std::memset(values + shape.head_dim, 0, (shape.padded_dim - shape.head_dim) * sizeof(float));
+}
+
+inline void encode_head(const AttentionShape& shape, const AttentionLayer& layer,
+                        const HeadPlace& place, int64_t head, const float* key,
+                        const float* value) {
+  uint8_t* keys = layer.keys.elements<uint8_t>() + place.key;
+  uint8_t* values = layer.values.elements<uint8_t>() + place.value;
+  const auto fixed = [&](const KVPages& pages) {
+    return pages.fixed == nullptr ? nullptr : pages.fixed + head;
+  };
+  with_codes(layer.encoding, [&](auto codes) {
+    using Codes = decltype(codes);
+    layer.keys.scales[place.scale] =
+        encode_numbers<Codes>(key, shape.head_dim, fixed(layer.keys), keys, shape.block_size);
+    layer.values.scales[place.scale] =
+        encode_numbers<Codes>(value, shape.head_dim, fixed(layer.values), values, 1);
+  });
+  std::memset(values + shape.head_dim, 0, shape.padded_dim - shape.head_dim);
+}
+
 inline void write_token(const AttentionPlan& plan, const AttentionLayer& layer,
                         const AttentionCall& call, int64_t t, float* rotated) {
   const AttentionShape& shape = plan.shape;
   const AttentionToken& token = plan.tokens[t];
   for (int64_t head = 0; head < shape.num_kv_heads; ++head) {
-    const int64_t page = token.page * shape.num_kv_heads + head;
-    float* keys = layer.keys + page * shape.head_dim * shape.block_size + token.offset;
-    float* values = layer.values + (page * shape.block_size + token.offset) * shape.padded_dim;
+    const HeadPlace place(shape, token.page, token.offset, head);
     rotate_to(call.k.at(t, head), shape.head_dim, call.rotary, token.position, rotated);
-    for (int64_t d = 0; d < shape.head_dim; ++d) keys[d * shape.block_size] = rotated[d];
-    std::memcpy(values, call.v.at(t, head), shape.head_dim * sizeof(float));
-    std::memset(values + shape.head_dim, 0, (shape.padded_dim - shape.head_dim) * sizeof(float));
+    if (layer.encoding == Encoding::kNone) {
+      write_head(shape, layer, place, rotated, call.v.at(t, head));
+    } else {
+      encode_head(shape, layer, place, head, rotated, call.v.at(t, head));
+    }
   }
 }
 
@@ -154,8 +181,29 @@ class BlockAttention {
     KVTile tile{};
     tile.first_vec = static_cast<int>(first / Vec::kWidth);
     tile.last_vec = static_cast<int>((last + Vec::kWidth - 1) / Vec::kWidth);
+    if (layer_.encoding == Encoding::kNone) {
+      locate_floats(seen_by, place, first, last, tile);
+    } else {
+      with_codes(layer_.encoding, [&](auto codes) {
+        decode<decltype(codes)>(seen_by, place, first, last, tile);
+      });
+    }
+    return tile;
+  }
+
+  // Pages of floats serve as they are, but for keys whose vectors do not lie in one piece.
+  void locate_floats(const AttentionToken& seen_by, int64_t place, int64_t first, int64_t last,
+                     KVTile& tile) {
     const float* keys[kTile];
-    for (int64_t s = first; s < last;) s = locate_page(seen_by, place, s, last, keys, tile);
+    for (int64_t s = first; s < last;) {
+      const PageRun run = run_from(seen_by, place, s, last);
+      const float* key = layer_.keys.elements<float>() + run.place.key;
+      const float* value = layer_.values.elements<float>() + run.place.value;
+      for (; s < run.end; ++s, ++key, value += head_.padded_dim) {
+        keys[s] = key;
+        tile.values[s] = value;
+      }
+    }
     const int64_t block_size = plan_.shape.block_size;
     if (block_size % Vec::kWidth == 0 && place + last <= seen_by.plain) {
       tile.key_stride = block_size;
@@ -164,39 +212,62 @@ class BlockAttention {
         const int64_t seen = std::max<int64_t>(first, v * Vec::kWidth);
         tile.keys[v] = keys[seen] - (seen - v * Vec::kWidth);
       }
-      return tile;
+      return;
     }
     float* gathered = scratch_.keys.data();
     for (int64_t d = 0; d < head_.head_dim; ++d) {
       for (int64_t s = first; s < last; ++s) gathered[d * kTile + s] = keys[s][d * block_size];
     }
-    tile.key_stride = kTile;
-    for (int v = tile.first_vec; v < tile.last_vec; ++v) tile.keys[v] = gathered + v * Vec::kWidth;
-    return tile;
+    take_gathered_keys(tile);
   }
 
-  // Slot s of a tile and those after it that lie in the same page; gives the next slot.
-  int64_t locate_page(const AttentionToken& seen_by, int64_t place, int64_t s, int64_t last,
-                      const float** keys, KVTile& tile) const {
+  // Pages of codes, as the numbers that they stand for.
+  template <class Codes>
+  void decode(const AttentionToken& seen_by, int64_t place, int64_t first, int64_t last,
+              KVTile& tile) {
+    float* const keys = scratch_.keys.data();
+    float* const values = scratch_.values.data();
+    for (int64_t s = first; s < last;) {
+      const PageRun run = run_from(seen_by, place, s, last);
+      decode_keys<Codes>(layer_.keys.elements<uint8_t>() + run.place.key,
+                         layer_.keys.scales + run.place.scale, run.end - s, head_.head_dim,
+                         plan_.shape.block_size, keys + s);
+      decode_values<Codes>(layer_.values.elements<uint8_t>() + run.place.value,
+                           layer_.values.scales + run.place.scale, run.end - s, head_.padded_dim,
+                           values + s * head_.padded_dim);
+      for (; s < run.end; ++s) tile.values[s] = values + s * head_.padded_dim;
+    }
+    take_gathered_keys(tile);
+  }
+
+  void take_gathered_keys(KVTile& tile) {
+    tile.key_stride = kTile;
+    for (int v = tile.first_vec; v < tile.last_vec; ++v) {
+      tile.keys[v] = scratch_.keys.data() + v * Vec::kWidth;
+    }
+  }
+
+  // Consecutive slots of a tile in one page.
+  struct PageRun {
+    HeadPlace place;  // of the first
+    int64_t end;      // the slot of the tile after the last
+  };
+
+  PageRun run_from(const AttentionToken& seen_by, int64_t place, int64_t s, int64_t last) const {
     const AttentionShape& shape = plan_.shape;
     const int64_t slot = plan_.slot(seen_by, place + s);
     const int64_t block = slot / shape.block_size, offset = slot - block * shape.block_size;
-    const int64_t page = plan_.page(seen_by.row, block) * shape.num_kv_heads + kv_head_;
-    const float* key = layer_.keys + page * shape.head_dim * shape.block_size + offset;
-    const float* value = layer_.values + (page * shape.block_size + offset) * shape.padded_dim;
     const int64_t num_plain = std::max<int64_t>(1, seen_by.plain - (place + s));
     const int64_t end = s + std::min(std::min(last - s, shape.block_size - offset), num_plain);
-    for (; s < end; ++s, ++key, value += shape.padded_dim) {
-      keys[s] = key;
-      tile.values[s] = value;
-    }
-    return end;
+    return {HeadPlace(shape, plan_.page(seen_by.row, block), offset, kv_head_), end};
   }
 
   // The tile at `place`, if it is whole and needs no gathering; else `tile`.
   KVTile locate_ahead(const AttentionToken& seen_by, int64_t place, const KVTile& tile) {
     const bool is_whole = place + kTile <= std::min(seen_by.end, seen_by.plain);
-    if (!is_whole || plan_.shape.block_size % Vec::kWidth != 0) return tile;
+    const bool is_gathered =
+        layer_.encoding != Encoding::kNone || plan_.shape.block_size % Vec::kWidth != 0;
+    if (!is_whole || is_gathered) return tile;
     return locate(seen_by, place, 0, kTile);
   }
 

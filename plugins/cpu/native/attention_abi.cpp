@@ -10,6 +10,7 @@ using pegboard::AttentionLayer;
 using pegboard::AttentionPlan;
 using pegboard::AttentionScratch;
 using pegboard::AttentionShape;
+using pegboard::Encoding;
 using pegboard::Pool;
 
 PEGBOARD_API Attention* pb_attention_create(Pool* pool) {
@@ -31,8 +32,19 @@ PEGBOARD_API void pb_attention_add_group(Attention* attention, int64_t num_kv_he
 }
 
 PEGBOARD_API void pb_attention_add_layer(Attention* attention, int64_t group, int64_t num_heads,
-                                         float scale, float soft_cap, float* keys, float* values) {
-  attention->layers.push_back({group, num_heads, scale, soft_cap, keys, values});
+                                         float scale, float soft_cap, void* keys, void* values) {
+  attention->layers.push_back({group, num_heads, scale, soft_cap, {keys}, {values}});
+}
+
+// Makes the pages of the layer that was added last codes: 1: int8, 2: e4m3. Scales are
+// [num_pages, num_kv_heads, block_size]; the fixed ones [num_kv_heads], kept and not copied, or null.
+PEGBOARD_API void pb_attention_encode_layer(Attention* attention, int64_t encoding,
+                                            float* key_scales, float* value_scales,
+                                            const float* fixed_keys, const float* fixed_values) {
+  AttentionLayer& layer = attention->layers.back();
+  layer.encoding = static_cast<Encoding>(encoding);
+  layer.keys = {layer.keys.data, key_scales, fixed_keys};
+  layer.values = {layer.values.data, value_scales, fixed_values};
 }
 
 // A group's part of a step; the arrays stay valid until the next step.

@@ -39,6 +39,33 @@ inline Words multiply_low(Words a, Words b) {
       _mm256_mul_epu32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
 }
 
+using Ints = int32_t __attribute__((vector_size(32)));
+
+inline Vec load_half_floats(const void* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+
+// Four bits of each lane, from kBit on, as a number of two's complement.
+template <int kBit>
+Vec signed_nibble(Ints lanes) {
+  return {_mm256_cvtepi32_ps(reinterpret_cast<__m256i>(lanes << (28 - kBit) >> 28))};
+}
+
+inline Ints multiply_pairs(Ints a, Ints b) {
+  return reinterpret_cast<Ints>(
+      _mm256_maddubs_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+}
+inline Ints add_shorts(Ints a, Ints b) {
+  return reinterpret_cast<Ints>(
+      _mm256_add_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+}
+inline Ints sum_pairs(Ints a, Ints b) {
+  return reinterpret_cast<Ints>(
+      _mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+}
+
+#include "codes_pairs.inl"
+
 #include "kernels.inl"
 
 }  // namespace avx2
@@ -54,6 +81,10 @@ const Kernels kAvx2 = {
     avx2::linear_pack,
     avx2::linear,
     avx2::linear_gather,
+    avx2::multiply_codes,
+    avx2::multiply_w8a8,
+    avx2::multiply_float8,
+    avx2::gather_float8,
     avx2::argmax,
     avx2::scale_logits,
     avx2::weigh,

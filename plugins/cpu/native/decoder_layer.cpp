@@ -6,6 +6,7 @@
 #include "abi.h"
 #include "attention.h"
 #include "kernels.h"
+#include "weight.h"
 
 using pegboard::Attention;
 using pegboard::AttentionCall;
@@ -13,15 +14,10 @@ using pegboard::Kernels;
 
 namespace pegboard {
 
-struct Weight {
-  const float* panels;
-  int64_t out_features, in_features;
-};
-
 struct DecoderLayer {
   int64_t layer;
   int64_t num_heads, num_kv_heads, head_dim;
-  Weight qkv, o, gate_up, down;
+  const Weight &qkv, &o, &gate_up, &down;
   const float* norm;
   const float* next_norm;
   float eps;
@@ -50,8 +46,7 @@ void run(const DecoderLayer& layer, Attention& attention, Workspace& workspace, 
   const Kernels& k = pegboard::kernels();
   pegboard::Pool& pool = *attention.pool;
   const auto multiply = [&](const Weight& weight, int64_t num_rows, const float* x, float* y) {
-    k.linear(pool, num_rows, weight.out_features, weight.in_features, x, weight.in_features,
-             weight.panels, y);
+    weight.multiply(pool, num_rows, x, weight.in_features, y);
   };
   const int64_t qkv_size = layer.qkv.out_features, mlp_size = layer.down.in_features;
   const int64_t hidden_size = layer.o.out_features, head_dim = layer.head_dim;
@@ -101,23 +96,11 @@ PEGBOARD_API void pb_workspace_destroy(Workspace* workspace) { delete workspace;
 
 // Pointers are kept, not what they point to.
 PEGBOARD_API DecoderLayer* pb_decoder_layer_create(
-    int64_t layer, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, const float* qkv,
-    const float* o, const float* gate_up, const float* down, int64_t hidden_size, int64_t mlp_size,
-    const float* norm, const float* next_norm, float eps, const float* cos, const float* sin,
-    int64_t num_pairs) {
-  const int64_t attended = num_heads * head_dim;
-  return new DecoderLayer{layer,
-                          num_heads,
-                          num_kv_heads,
-                          head_dim,
-                          {qkv, attended + 2 * num_kv_heads * head_dim, hidden_size},
-                          {o, hidden_size, attended},
-                          {gate_up, 2 * mlp_size, hidden_size},
-                          {down, hidden_size, mlp_size},
-                          norm,
-                          next_norm,
-                          eps,
-                          {cos, sin, num_pairs}};
+    int64_t layer, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, const Weight* qkv,
+    const Weight* o, const Weight* gate_up, const Weight* down, const float* norm,
+    const float* next_norm, float eps, const float* cos, const float* sin, int64_t num_pairs) {
+  return new DecoderLayer{layer,    num_heads, num_kv_heads, head_dim,  *qkv, *o,
+                          *gate_up, *down,     norm,         next_norm, eps,  {cos, sin, num_pairs}};
 }
 
 PEGBOARD_API void pb_decoder_layer_destroy(DecoderLayer* layer) { delete layer; }

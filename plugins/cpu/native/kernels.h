@@ -4,8 +4,11 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "codes.h"
+#include "float8.h"
 #include "pool.h"
 #include "sample.h"
+#include "w8a8.h"
 
 namespace pegboard {
 
@@ -42,6 +45,17 @@ struct Kernels {
   void (*linear_gather)(Pool& pool, int64_t num_rows, int64_t in_features, const float* panels,
                         const int64_t* row_ids, float* out);
 
+  // Weights in codes (codes.inl).
+  void (*multiply_codes)(Pool& pool, const CodedPanels& weight, int64_t num_rows, const float* x,
+                         int64_t x_stride, float* y);
+  // The same with inputs in int8 (w8a8.inl), and with weights in float8 (float8.inl).
+  void (*multiply_w8a8)(Pool& pool, const W8A8Panels& weight, int64_t num_rows, const float* x,
+                        int64_t x_stride, float* y);
+  void (*multiply_float8)(Pool& pool, const Float8Panels& weight, int64_t num_rows, const float* x,
+                          int64_t x_stride, float* y);
+  void (*gather_float8)(Pool& pool, const Float8Panels& weight, int64_t num_rows,
+                        const int64_t* row_ids, float* out);
+
   // Loops over a row's vocabulary (sample.inl).
   int64_t (*argmax)(const float* x, int64_t n);
   bool (*scale_logits)(const float* logits, float temperature, int64_t n, float* z, float* largest);
@@ -55,6 +69,7 @@ extern const Kernels kPortable;
 #if defined(PEGBOARD_X86)
 extern const Kernels kAvx2;
 extern const Kernels kAvx512;
+extern const Kernels kAvx512Vnni;
 #endif
 
 // The best set that this processor has, or the one that PEGBOARD_CPU_ISA names.

@@ -32,6 +32,31 @@ inline Halves load_halves(const float* p) {
 inline Vec maximum(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
 inline Vec minimum(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
 
+// Bytes as whole numbers. In two steps, as compilers widen four times number by number.
+using Shorts = int16_t __attribute__((vector_size(2 * Vec::kWidth)));
+
+inline Ints widen_bytes(const uint8_t* p) {
+  using Bytes = uint8_t __attribute__((vector_size(Vec::kWidth)));
+  Bytes bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(__builtin_convertvector(bytes, Shorts), Ints);
+}
+
+inline Ints widen_bytes(const int8_t* p) {
+  using Bytes = int8_t __attribute__((vector_size(Vec::kWidth)));
+  Bytes bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(__builtin_convertvector(bytes, Shorts), Ints);
+}
+
+// The largest magnitude of n numbers; NaN where there is one: as whole numbers, floats without sign
+// have their order, and NaN is above all.
+inline float largest(const float* x, int64_t n) {
+  int32_t most = 0;
+  for (int64_t i = 0; i < n; ++i) most = std::max(most, bits<int32_t>(x[i]) & 0x7FFFFFFF);
+  return bits<float>(most);
+}
+
 // 2^n for the n that was rounded by adding 1.5 * 2^23: its bits are the sum's lowest.
 inline Vec power_of_two(Vec shifted) {
   return bits<Vec>((bits<Ints>(shifted) << 23) + (127 << 23));

@@ -44,6 +44,41 @@ inline Words multiply_low(Words a, Words b) {
   return (a & uint64_t{0xFFFFFFFF}) * (b & uint64_t{0xFFFFFFFF});
 }
 
+using Ints = int32_t __attribute__((vector_size(32)));
+
+inline Vec load_half_floats(const void* p) {
+  uint16_t halves[Vec::kWidth];
+  float floats[Vec::kWidth];
+  std::memcpy(halves, p, sizeof halves);
+  for (int lane = 0; lane < Vec::kWidth; ++lane) floats[lane] = half_to_float(halves[lane]);
+  return Vec::load(floats);
+}
+
+// Four bits of each lane, from kBit on, as a number of two's complement.
+template <int kBit>
+Vec signed_nibble(Ints lanes) {
+  return {__builtin_convertvector(lanes << (28 - kBit) >> 28, Vec::Raw)};
+}
+
+// Dots of codes without sign and int8 inputs.
+template <int Bits>
+struct Dot {
+  Ints sums;
+
+  static Ints codes(Ints stored) { return stored; }
+  void start() { sums = Ints{}; }
+  void add(Ints codes, const int32_t* inputs) {
+    for (int byte = 0; byte < 32; byte += 8) {
+      sums += (codes >> byte & 0xFF) * (*inputs << (24 - byte) >> 24);
+    }
+  }
+  Ints total() const { return sums; }
+  // Of code - zero; negative: minus the sum of all inputs, in the lower half of each lane.
+  Ints total(Ints zero, const int32_t* negative) const {
+    return sums + zero * static_cast<int16_t>(*negative);
+  }
+};
+
 #include "kernels.inl"
 
 }  // namespace portable
@@ -59,6 +94,10 @@ const Kernels kPortable = {
     portable::linear_pack,
     portable::linear,
     portable::linear_gather,
+    portable::multiply_codes,
+    portable::multiply_w8a8,
+    portable::multiply_float8,
+    portable::gather_float8,
     portable::argmax,
     portable::scale_logits,
     portable::weigh,

@@ -12,25 +12,29 @@ import torch
 
 from pegboard.errors import ConfigError
 from pegboard.interfaces.attention import (
+    ENCODINGS,
     AttentionBackend,
     AttentionBatch,
     AttentionContext,
     RotaryTable,
 )
-from pegboard_cpu.attention_layout import layout, padded
+from pegboard_cpu.attention_layout import STORED, layout, padded
 from pegboard_cpu.library import FLOAT, POINTER, SIZE, function, pool_of
 
 _HEADS = (POINTER, SIZE, SIZE)  # address, strides of tokens and heads
 
+_ENCODINGS = {"int8": 1, "fp8_e4m3": 2}  # as the library numbers them
+
 
 class CPUAttention(AttentionBackend):
-    """Grouped queries, windows, soft caps, draft trees and LSE in float32; `row_invariant`.
+    """Grouped queries, windows, soft caps, draft trees and LSE in float32; `row_invariant`. KV
+    in codes is decoded a tile at a time, and attended over as if it had been kept in float32.
 
     Attributes:
         handle: what the library knows it by.
 
     Raises:
-        ConfigError: the activation dtype is not float32, or the KV is encoded.
+        ConfigError: the activation dtype is not float32, or it does not have the KV's encoding.
         OSError: the native library was not built.
     """
 
@@ -46,6 +50,7 @@ class CPUAttention(AttentionBackend):
             layout(group)  # refuses an encoding that this backend does not have
         self._layers = context.layers
         self._groups = context.groups
+        self._kv_scales = context.kv_scales
         self._pool = pool_of(context.num_threads)
         self._destroy = function("pb_attention_destroy", None, POINTER)
         self._prepare = function(
@@ -64,6 +69,7 @@ class CPUAttention(AttentionBackend):
         self.handle: int = function("pb_attention_create", POINTER, POINTER)(self._pool.handle)
         self._add_groups()
         self._kv: Sequence[Mapping[str, torch.Tensor]] = ()
+        self._fixed: list[torch.Tensor] = []  # the library reads them
         self._step: tuple[torch.Tensor | None, ...] = ()
 
     def __del__(self) -> None:
@@ -77,15 +83,30 @@ class CPUAttention(AttentionBackend):
             "pb_attention_add_layer", None, POINTER, SIZE, SIZE, FLOAT, FLOAT, POINTER, POINTER
         )
         for index, (layer, pages) in enumerate(zip(self._layers, kv, strict=True)):
+            encoding = self._groups[group_of[index]].encoding
+            _check(pages, STORED.get(encoding, "float32"))
             add_layer(
                 self.handle,
                 group_of[index],
                 layer.num_heads,
                 layer.scale,
                 layer.soft_cap or 0.0,
-                _dense(pages["k"]).data_ptr(),
-                _dense(pages["v"]).data_ptr(),
+                pages["k"].data_ptr(),
+                pages["v"].data_ptr(),
             )
+            if encoding != "none":
+                self._encode(index, encoding, pages)
+
+    def _encode(self, layer: int, encoding: str, pages: Mapping[str, torch.Tensor]) -> None:
+        """Tells the library that the layer added last is in codes."""
+        encode_layer = function("pb_attention_encode_layer", None, POINTER, SIZE, *(POINTER,) * 4)
+        scales, addresses = self._kv_scales.get(layer), [0, 0]
+        if scales is not None and scales.codes == ENCODINGS[encoding]:
+            fixed = [torch.tensor(of_heads) for of_heads in (scales.k, scales.v)]
+            self._fixed += fixed
+            addresses = [tensor.data_ptr() for tensor in fixed]
+        kept = (pages["k_scale"].data_ptr(), pages["v_scale"].data_ptr())
+        encode_layer(self.handle, _ENCODINGS[encoding], *kept, *addresses)
 
     def prepare(self, batch: AttentionBatch) -> None:
         positions = batch.positions.contiguous()
@@ -162,10 +183,12 @@ class CPUAttention(AttentionBackend):
             )
 
 
-def _dense(pages: torch.Tensor) -> torch.Tensor:
-    if not pages.is_contiguous() or pages.dtype != torch.float32:
-        raise ValueError(f"KV pages are float32 and contiguous, not {pages.dtype}")
-    return pages
+def _check(pages: Mapping[str, torch.Tensor], stored: str) -> None:
+    """Raises ValueError when pages are not what `layout` says of them."""
+    for name, tensor in pages.items():
+        dtype = stored if name in ("k", "v") else "float32"
+        if not tensor.is_contiguous() or tensor.dtype != getattr(torch, dtype):
+            raise ValueError(f"KV pages {name} are {dtype} and contiguous, not {tensor.dtype}")
 
 
 def _dense_heads(x: torch.Tensor) -> torch.Tensor:

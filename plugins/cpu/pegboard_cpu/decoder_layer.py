@@ -26,7 +26,8 @@ from pegboard_cpu.attention import CPUAttention
 from pegboard_cpu.attention_layout import layout
 from pegboard_cpu.elementwise import CPURMSNorm, CPURotary, CPUSiluMul
 from pegboard_cpu.library import FLOAT, POINTER, SIZE, function
-from pegboard_cpu.linear import CPULinear, Panels
+from pegboard_cpu.linear import CPULinear
+from pegboard_cpu.weight import NativeWeight
 
 
 class _Layer:
@@ -54,7 +55,7 @@ class CPUDecoderLayer(DecoderLayerKernel):
             POINTER,
             *(SIZE,) * 4,
             *(POINTER,) * 4,
-            *(SIZE, SIZE, POINTER, POINTER, FLOAT),
+            *(POINTER, POINTER, FLOAT),
             *(POINTER, POINTER, SIZE),
         )
         self._run = function(
@@ -71,7 +72,7 @@ class CPUDecoderLayer(DecoderLayerKernel):
         weights = (parts.qkv, parts.o, parts.gate_up, parts.down)
         if not isinstance(parts.backend, CPUAttention):
             return None
-        qkv, o, gate_up, down = (cast(Panels, weight) for weight in weights)
+        qkv, o, gate_up, down = (cast(NativeWeight, weight) for weight in weights)
         rotary, shape = parts.rotary, parts.attention
         attended = shape.num_heads * shape.head_dim
         hidden_size, mlp_size = qkv.in_features, down.in_features
@@ -86,8 +87,7 @@ class CPUDecoderLayer(DecoderLayerKernel):
             assert norm.is_contiguous() and norm.shape == (hidden_size,)
         handle = self._create(
             *(parts.layer, shape.num_heads, shape.num_kv_heads, shape.head_dim),
-            *(qkv.address, o.address, gate_up.address, down.address),
-            *(hidden_size, mlp_size),
+            *(qkv.handle, o.handle, gate_up.handle, down.handle),
             *(parts.norm.data_ptr(), parts.next_norm.data_ptr(), parts.eps),
             *((0, 0, 0) if rotary is None else _addresses(rotary)),
         )

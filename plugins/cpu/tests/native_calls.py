@@ -4,7 +4,7 @@
 
 Made to run under a sanitizer: arrays are exactly as large as what a function may touch, so that one
 element more is an error, and nothing but this file and numpy is in the process. Attention and whole
-layers are in native_layers.py.
+layers are in native_layers.py, weights in codes in native_codes.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -114,21 +115,45 @@ def check_elementwise(library: Library, pool: int) -> None:
         close(rows, norm_reference(total, weight))
 
 
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight of the library, and the memory that it points to."""
+
+    handle: int
+    outputs: int
+    memory: NDArray[np.generic]
+
+    def product(self, library: Library, pool: int, x: Floats) -> Floats:
+        y = poisoned(len(x), self.outputs)
+        library.call("pb_weight_multiply", self.handle, pool, len(x), *placed(x), y)
+        return y
+
+    def check_rows(self, library: Library, pool: int, weight: Floats) -> None:
+        """Its rows are the weight's; one that it does not have is refused."""
+        ids, rows = RANDOM.integers(0, self.outputs, 7), poisoned(7, weight.shape[1])
+        assert library.number("pb_weight_gather", self.handle, pool, len(ids), ids, rows)
+        np.testing.assert_array_equal(rows, weight[ids])
+        ids[3] = self.outputs
+        found = library.number("pb_weight_gather", self.handle, pool, len(ids), ids, rows)
+        assert not found & 0xFFFFFFFF
+
+
+def packed_floats(library: Library, pool: int, weight: Floats) -> PackedWeight:
+    memory = poisoned(library.number("pb_linear_packed_size", *weight.shape))
+    handle = library.number("pb_linear_pack", pool, *weight.shape, *placed(weight), memory)
+    return PackedWeight(handle, len(weight), memory)
+
+
 def check_linear(library: Library, pool: int) -> None:
     for outputs, inputs in [(1, 1), (3, 200), (33, 7), (130, 193), (517, 40)]:
         weight = spread((outputs, inputs), 3)
-        packed = poisoned(library.number("pb_linear_packed_size", outputs, inputs))
-        library.call("pb_linear_pack", pool, outputs, inputs, *placed(weight), packed)
+        packed = packed_floats(library, pool, weight)
         for num_rows in (1, 2, 3, 5, 13, 40, 100, 150):
-            x, y = spread((num_rows, inputs), 1), poisoned(num_rows, outputs)
-            library.call("pb_linear", pool, num_rows, outputs, inputs, *placed(x), packed, y)
+            x = spread((num_rows, inputs), 1)
+            y = packed.product(library, pool, x)
             np.testing.assert_allclose(y, x.astype(np.float64) @ weight.T, rtol=1e-4, atol=1e-4)
-        ids, rows = RANDOM.integers(0, outputs, 7), poisoned(7, inputs)
-        shape = (len(ids), outputs, inputs)
-        assert library.number("pb_linear_gather", pool, *shape, packed, ids, rows)
-        np.testing.assert_array_equal(rows, weight[ids])
-        ids[3] = outputs
-        assert not library.number("pb_linear_gather", pool, *shape, packed, ids, rows) & 0xFFFFFFFF
+        packed.check_rows(library, pool, weight)
+        library.call("pb_weight_destroy", packed.handle)
 
 
 def check_sample(library: Library, pool: int) -> None:

@@ -6,8 +6,9 @@ python -m tests.native_layers libpegboard_cpu.so
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -18,14 +19,20 @@ from tests.native_calls import (
     Argument,
     Floats,
     Library,
+    PackedWeight,
     close,
     normal,
+    packed_floats,
     placed,
     poisoned,
     pools,
     rotated,
     spread,
 )
+from tests.native_codes import Codes, CodesKind
+
+LARGEST = {1: np.float32(127), 2: np.float32(448)}
+"""Of each encoding, as the library numbers them: what the largest number of a head becomes."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +53,22 @@ class PagedRows:
         library, handle: whose attention it is.
         shape: what it was made with.
         table: page ids [num_rows, max_blocks].
+        read_back: what pages give back of a token's heads [num_kv_heads, head_dim].
     """
 
     def __init__(
-        self, library: Library, handle: int, shape: AttentionShape, table: NDArray[np.int32]
+        self,
+        library: Library,
+        handle: int,
+        shape: AttentionShape,
+        table: NDArray[np.int32],
+        read_back: Callable[[Floats], Floats] = np.asarray,
     ) -> None:
         self.library = library
         self.handle = handle
         self.shape = shape
         self.table = table
+        self.read_back = read_back
         self.keys: list[list[Floats]] = [[] for _ in table]
         self.values: list[list[Floats]] = [[] for _ in table]
         self.positions: list[list[int]] = [[] for _ in table]
@@ -85,8 +99,8 @@ class PagedRows:
         self.library.call("pb_attention_forward", self.handle, 0, *inputs, cos, sin, half, out, lse)
         q, k = rotated(q, positions, cos, sin), rotated(k, positions, cos, sin)
         for t, row in enumerate(rows.tolist()):
-            self.keys[row].append(k[t])
-            self.values[row].append(v[t])
+            self.keys[row].append(self.read_back(k[t]))
+            self.values[row].append(self.read_back(v[t]))
             self.positions[row].append(int(positions[t]))
             own = computed[row] + np.flatnonzero(seen[t, : t - starts[row] + 1])
             expected = self.attended(q[t], row, [*range(computed[row]), *own])
@@ -123,6 +137,10 @@ def ancestors_of_chains(lengths: Sequence[int]) -> NDArray[np.uint8]:
 class Pages:
     """Zeroed pages of layers that share a KV group, and the attention that is over them.
 
+    Args:
+        encoding: as the library numbers them.
+        fixed: static scales, one a KV head; None: a token's own.
+
     Attributes:
         handle: what the library knows the attention by.
         keys, values: of each layer, [page, kv_head, ...].
@@ -137,19 +155,26 @@ class Pages:
         block_size: int,
         num_blocks: int,
         num_layers: int = 1,
+        encoding: int = 0,
+        fixed: Floats | None = None,
     ) -> None:
         heads, head_dim = shape.num_kv_heads, shape.head_dim
         padded_dim = (head_dim + 15) // 16 * 16
         pages = (num_layers, 3 * num_blocks + 1, heads)
-        self.keys = np.zeros((*pages, head_dim, block_size), np.float32)
-        self.values = np.zeros((*pages, block_size, padded_dim), np.float32)
+        kept = np.uint8 if encoding else np.float32
+        self.keys = np.zeros((*pages, head_dim, block_size), kept)
+        self.values = np.zeros((*pages, block_size, padded_dim), kept)
+        self.scales = np.zeros((2, *pages, block_size), np.float32)
         self.table = 1 + RANDOM.permutation(3 * num_blocks).astype(np.int32).reshape(3, num_blocks)
         self.handle = library.number("pb_attention_create", pool)
         sizes = (heads, head_dim, padded_dim, block_size, shape.window, shape.group)
         library.call("pb_attention_add_group", self.handle, *sizes)
         layer = (0, shape.group * heads, float(head_dim**-0.5), shape.soft_cap)
-        for keys, values in zip(self.keys, self.values, strict=True):
+        for i, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             library.call("pb_attention_add_layer", self.handle, *layer, keys, values)
+            if encoding:
+                scales = (self.scales[0, i], self.scales[1, i], fixed, fixed)
+                library.call("pb_attention_encode_layer", self.handle, encoding, *scales)
 
 
 def check_attention(library: Library, pool: int) -> None:
@@ -186,6 +211,60 @@ def check_long_attention(library: Library, pool: int) -> None:
         library.call("pb_attention_destroy", pages.handle)
 
 
+def read_back(encoding: int, fixed: Floats | None, x: Floats) -> Floats:
+    """Heads as codes give them back."""
+    largest = LARGEST[encoding]
+    scale = np.abs(x).max(-1) / largest if fixed is None else fixed
+    numbers = (x / scale[:, None]).clip(-largest, largest)
+    exponents = np.frexp(numbers)[1]
+    step = np.ldexp(np.float32(1), np.maximum(exponents - 4, -9) if encoding == 2 else 0)
+    read: Floats = np.rint(numbers / step) * step * scale[:, None]
+    return read
+
+
+def check_encoded_attention(library: Library, pool: int) -> None:
+    for encoding, head_dim, block_size, static in product(
+        [1, 2], [24, 80], [1, 16, 20], [False, True]
+    ):
+        shape = AttentionShape(3, 2, head_dim, 0, 0.0)
+        fixed = np.array([2, 5], np.float32) / LARGEST[encoding] if static else None
+        num_blocks = -(-210 // block_size)
+        pages = Pages(library, pool, shape, block_size, num_blocks, 1, encoding, fixed)
+        back = partial(read_back, encoding, fixed)
+        rows = PagedRows(library, pages.handle, shape, pages.table, back)
+        rows.step([5, 203, 1])
+        rows.step([1, 1, 40])
+        tree = ancestors_of_chains([1, 3, 1])
+        tree[3] = tree[1]
+        tree[3, 2] = 1
+        rows.step([1, 3, 1], tree)
+        check_encoded_moves(library, pages, block_size)
+        library.call("pb_attention_destroy", pages.handle)
+
+
+def check_encoded_moves(library: Library, pages: Pages, block_size: int) -> None:
+    """Codes and scales go together."""
+    keys, values, scales = pages.keys[0], pages.values[0], pages.scales[:, 0]
+    num_slots = len(keys) * block_size
+    source, target = RANDOM.permutation(num_slots)[:14].reshape(2, 7).copy()
+
+    def by_slot() -> list[NDArray[np.generic]]:
+        """Everything that pages keep of slots."""
+        of_slots = (keys.transpose(0, 3, 1, 2), values.transpose(0, 2, 1, 3))
+        kept = [*of_slots, *(of_heads.transpose(0, 2, 1) for of_heads in scales)]
+        return [array.reshape(num_slots, -1).copy() for array in kept]
+
+    wanted = by_slot()
+    for array in wanted:
+        array[target] = array[source]
+    library.call("pb_attention_move_slots", pages.handle, 0, 7, source, target)
+    for got, expected in zip(by_slot(), wanted, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    library.call("pb_attention_copy_pages", pages.handle, 0, 1, np.array([3]), np.array([1]))
+    for array in (keys, values, *scales):
+        np.testing.assert_array_equal(array[1], array[3])
+
+
 def check_moves(
     library: Library, handle: int, keys: Floats, values: Floats, block_size: int
 ) -> None:
@@ -214,6 +293,7 @@ class LayerWeights:
         self.num_heads = shape.group * shape.num_kv_heads
         self.hidden_size = hidden_size
         self.mlp_size = mlp_size
+        self._weights: list[PackedWeight] = []
         attended_size = self.num_heads * shape.head_dim
         qkv_size = attended_size + 2 * shape.num_kv_heads * shape.head_dim
         self.qkv = self._packed(qkv_size, hidden_size)
@@ -222,18 +302,28 @@ class LayerWeights:
         self.down = self._packed(hidden_size, mlp_size)
         self.norm, self.next_norm = normal(2, hidden_size)
 
-    def _packed(self, outputs: int, inputs: int) -> tuple[int, Floats]:
-        packed = poisoned(self.library.number("pb_linear_packed_size", outputs, inputs))
+    def _packed(self, outputs: int, inputs: int) -> PackedWeight:
+        """Of a format that the others do not have."""
+        number = len(self._weights)
         weight = normal(outputs, inputs) * np.float32(inputs**-0.5)
-        self.library.call("pb_linear_pack", self.pool, outputs, inputs, *placed(weight), packed)
-        return outputs, packed
+        if number == 0:
+            packed = packed_floats(self.library, self.pool, weight)
+        else:
+            kind = CodesKind(bits=4 if number == 1 else 8, whole_inputs=number < 3, group_size=16)
+            packed = Codes(kind, outputs, inputs).packed(self.library, self.pool)
+        self._weights.append(packed)
+        return packed
+
+    def destroy(self) -> None:
+        for weight in self._weights:
+            self.library.call("pb_weight_destroy", weight.handle)
 
     def create(self, layer: int, rotary: Sequence[Argument]) -> int:
         heads = (self.num_heads, self.shape.num_kv_heads, self.shape.head_dim)
-        weights = (self.qkv[1], self.o[1], self.gate_up[1], self.down[1])
-        mlp = (self.hidden_size, self.mlp_size, self.norm, self.next_norm, 1e-5)
+        weights = (weight.handle for weight in (self.qkv, self.o, self.gate_up, self.down))
+        norms = (self.norm, self.next_norm, 1e-5)
         return self.library.number(
-            "pb_decoder_layer_create", layer, *heads, *weights, *mlp, *rotary
+            "pb_decoder_layer_create", layer, *heads, *weights, *norms, *rotary
         )
 
     def one_by_one(
@@ -262,12 +352,8 @@ class LayerWeights:
         both = placed(x) + placed(residual)
         self.library.call("pb_add_rms_norm", self.pool, *x.shape, *both, norm, 1e-5)
 
-    def _linear(self, x: Floats, weight: tuple[int, Floats]) -> Floats:
-        outputs, packed = weight
-        y = poisoned(len(x), outputs)
-        shape = (len(x), outputs, x.shape[1])
-        self.library.call("pb_linear", self.pool, *shape, *placed(x), packed, y)
-        return y
+    def _linear(self, x: Floats, weight: PackedWeight) -> Floats:
+        return weight.product(self.library, self.pool, x)
 
 
 def check_decoder_layer(library: Library, pool: int) -> None:
@@ -299,6 +385,8 @@ def check_decoder_layer(library: Library, pool: int) -> None:
             computed += tokens
         for layer in layers.tolist():
             library.call("pb_decoder_layer_destroy", layer)
+        for own in weights:
+            own.destroy()
         library.call("pb_attention_destroy", pages.handle)
     library.call("pb_workspace_destroy", workspace)
 
@@ -308,6 +396,7 @@ def main(path: str) -> None:
     for pool in pools(library):
         check_attention(library, pool)
         check_long_attention(library, pool)
+        check_encoded_attention(library, pool)
         check_decoder_layer(library, pool)
 
 

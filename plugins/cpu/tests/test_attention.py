@@ -84,8 +84,9 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
 
 
 def test_an_encoding_that_it_lacks_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"kv_cache\.encoding: 'int8'.*allowed: none"):
-        layout(KVGroup((0,), 2, 24, 16, None, "int8", "float32"))
+    allowed = "none, fp8_e4m3, int8"
+    with pytest.raises(ConfigError, match=rf"kv_cache\.encoding: 'int4'.*allowed: {allowed}"):
+        layout(KVGroup((0,), 2, 24, 16, None, "int4", "float32"))
 
 
 def test_another_dtype_is_refused() -> None:

@@ -19,7 +19,7 @@ def test_attention_contract_with_the_plainest_instruction_set() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["avx512", "avx2", "portable"])
+@pytest.mark.parametrize("name", ["avx512_vnni", "avx512", "avx2", "portable"])
 def test_all_of_attention_with_instruction_set(name: str) -> None:
     _run(name, "test_contract_attention.py", "test_attention.py", "test_attention_bits.py")
 

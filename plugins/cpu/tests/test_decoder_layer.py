@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import pegboard_cpu.library
 from pegboard import Engine, SamplingParams
 from pegboard.interfaces.drafter import Drafter, Observation
 from pegboard.interfaces.kernel import KernelContext
@@ -17,6 +20,7 @@ from pegboard.step import Drafts, Float32, RowAdmission
 from pegboard.testing.invariance import Case, Traces, differences, run_case
 from pegboard.testing.tiny import write_tiny_model
 from pegboard_cpu.kernels import cpu_kernel
+from pegboard_cpu.library import LIBRARY
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 NUM_LAYERS = {"llama": 2, "mistral": 2, "qwen2": 0, "qwen3": 0}
@@ -37,6 +41,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
 def test_a_layer_has_the_bits_of_its_operations(num_threads: int) -> None:
     cpu_kernel(KernelContext("decoder_layer", "float", "float32", "cpu", num_threads)).self_test()
+
+
+MIXED_FORMATS = """
+import sys
+from tests.native_layers import Library, check_decoder_layer, pools
+library = Library(sys.argv[1])
+for pool in pools(library):
+    check_decoder_layer(library, pool)
+"""
+
+
+def test_the_four_products_may_be_of_formats_of_their_own() -> None:
+    library = Path(pegboard_cpu.library.__file__).with_name(LIBRARY)
+    run = [sys.executable, "-c", MIXED_FORMATS, str(library)]
+    done = subprocess.run(run, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def tokens(model: Path, **parts: Any) -> list[list[int]]:
@@ -117,7 +137,7 @@ class Listener(Drafter):
         return drafts, np.empty(0, np.float32)
 
 
-def traces(model: Path) -> Traces:
+def traces(model: Path, encoding: str = "none") -> Traces:
     """Tokens and logprobs of prompts of all lengths, half of them sampled."""
     prompts = [[2 + (7 * i + n) % 500 for i in range(n)] for n in LENGTHS]
     params = [
@@ -125,6 +145,7 @@ def traces(model: Path) -> Traces:
         for i in range(len(LENGTHS))
     ]
     config = {"model": str(model), "max_model_len": 320, "threads": 2, **OURS}
+    config["kv_cache"] = {"encoding": encoding}
     return run_case(config, Case(batch=8, chunk=140), prompts, params)
 
 
@@ -141,6 +162,20 @@ def test_joint_layers_run_and_change_no_bit(
     nothing_joined(monkeypatch)
     assert differences(traces(models[family]), joint) == []
     assert not joint_layers
+
+
+@pytest.mark.parametrize("encoding", ["fp8_e4m3", "int8"])
+def test_joint_layers_over_encoded_pages_change_no_bit(
+    models: dict[str, Path],
+    encoding: str,
+    joint_layers: set[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joint = traces(models["llama"], encoding)
+    assert len(joint_layers) == NUM_LAYERS["llama"]
+    assert differences(traces(models["llama"]), joint)
+    nothing_joined(monkeypatch)
+    assert differences(traces(models["llama"], encoding), joint) == []
 
 
 def listen(model: Path) -> list[dict[int, torch.Tensor]]:

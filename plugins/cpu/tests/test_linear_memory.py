@@ -35,25 +35,30 @@ def address(array: npt.NDArray[Any]) -> int:
     return pointer
 
 
-def pack(weight: npt.NDArray[np.float32], num_threads: int) -> npt.NDArray[np.float32]:
-    packed = Guarded(function("pb_linear_packed_size", SIZE, SIZE, SIZE)(*weight.shape))
-    pack = function("pb_linear_pack", None, POINTER, SIZE, SIZE, POINTER, SIZE, POINTER)
-    pool = pool_of(num_threads)
-    pack(pool.handle, *weight.shape, address(weight), weight.shape[1], address(packed.values))
-    return packed.check()
+class Weight:
+    """A packed weight of the library, in guarded memory."""
+
+    def __init__(self, weight: npt.NDArray[np.float32], num_threads: int) -> None:
+        self._destroy = function("pb_weight_destroy", None, POINTER)
+        self.packed = Guarded(function("pb_linear_packed_size", SIZE, SIZE, SIZE)(*weight.shape))
+        pack = function("pb_linear_pack", POINTER, POINTER, SIZE, SIZE, POINTER, SIZE, POINTER)
+        self.handle: int = pack(
+            *(pool_of(num_threads).handle, *weight.shape, address(weight), weight.shape[1]),
+            address(self.packed.values),
+        )
+        self.packed.check()
+
+    def __del__(self) -> None:
+        self._destroy(self.handle)
 
 
 def product(
-    x: npt.NDArray[np.float32],
-    packed: npt.NDArray[np.float32],
-    out_features: int,
-    num_threads: int,
+    x: npt.NDArray[np.float32], weight: Weight, out_features: int, num_threads: int
 ) -> npt.NDArray[np.float32]:
     y = Guarded(len(x), out_features)
-    linear = function("pb_linear", None, POINTER, SIZE, SIZE, SIZE, POINTER, SIZE, POINTER, POINTER)
+    multiply = function("pb_weight_multiply", None, POINTER, POINTER, SIZE, POINTER, SIZE, POINTER)
     pool, row_stride = pool_of(num_threads), x.strides[0] // x.itemsize
-    sizes = (len(x), out_features, x.shape[1])
-    linear(pool.handle, *sizes, address(x), row_stride, address(packed), address(y.values))
+    multiply(weight.handle, pool.handle, len(x), address(x), row_stride, address(y.values))
     return y.check()
 
 
@@ -64,7 +69,7 @@ def test_a_product_writes_all_of_its_output_and_no_more(
 ) -> None:
     random = np.random.default_rng(4)
     weight = random.standard_normal(shape, np.float32)
-    packed = pack(weight, num_threads)
+    packed = Weight(weight, num_threads)
     # what lies between the rows of x must not reach the sums
     x = Guarded(100, shape[1] + 5).values[:, : shape[1]]
     x[:] = random.standard_normal(x.shape, np.float32)
@@ -78,10 +83,8 @@ def test_a_product_writes_all_of_its_output_and_no_more(
 
 def test_gathered_rows_fill_their_output_and_no_more() -> None:
     weight = np.random.default_rng(4).standard_normal((517, 41), np.float32)
-    packed, out = pack(weight, 2), Guarded(3, 41)
+    packed, out = Weight(weight, 2), Guarded(3, 41)
     row_ids = np.array([516, 0, 33])
-    gather = function("pb_linear_gather", INT, POINTER, SIZE, SIZE, SIZE, POINTER, POINTER, POINTER)
-    found = gather(
-        pool_of(2).handle, 3, 517, 41, address(packed), address(row_ids), address(out.values)
-    )
+    gather = function("pb_weight_gather", INT, POINTER, POINTER, SIZE, POINTER, POINTER)
+    found = gather(packed.handle, pool_of(2).handle, 3, address(row_ids), address(out.values))
     assert found and np.array_equal(out.check(), weight[row_ids])

@@ -14,15 +14,18 @@ from pegboard_cpu.library import instruction_set
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", ["avx512", "avx2", "portable"])
+@pytest.mark.parametrize("name", ["avx512_vnni", "avx512", "avx2", "portable"])
 def test_products_with_instruction_set(name: str) -> None:
     _run(name, "test_linear_memory.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["avx512", "avx2", "portable"])
+@pytest.mark.parametrize("name", ["avx512_vnni", "avx512", "avx2", "portable"])
 def test_all_of_linear_layers_with_instruction_set(name: str) -> None:
-    _run(name, "test_linear.py", "test_contract_linear.py")
+    _run(
+        *(name, "test_linear.py", "test_codes.py", "test_w8a8.py", "test_float8.py"),
+        "test_contract_linear.py",
+    )
 
 
 def _run(name: str, *files: str) -> None:

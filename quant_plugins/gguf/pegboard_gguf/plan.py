@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from typing import Literal
 
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.quantizer import StoredParameter, WeightSpec
+from pegboard_gguf.forms import PACKED_FORMS
+from pegboard_gguf.options import GGUFOptions
 
 # What `gguf.quants.dequantize` reads, beside plain elements.
 BLOCK_FORMATS = frozenset(
@@ -19,6 +23,10 @@ BLOCK_FORMATS = frozenset(
 )
 PLAIN_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 
+Settled = tuple[Literal["packed", "dequantize"], Literal["int8", "float"]]
+"""`mode` and `activations`."""
+
+_NAMES_SHOWN = 3
 _ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
@@ -43,6 +51,87 @@ def parameters(layer: WeightSpec, facts: CheckpointFacts) -> tuple[StoredParamet
     return (StoredParameter("weight", layer.shape, dtype, {"out": 0, "in": 1}),)
 
 
-def resident_bytes(layer: WeightSpec, facts: CheckpointFacts, dtype: str) -> int:
-    """Bytes of the dequantized weight in the activation dtype."""
-    return math.prod(layer.shape) * _ITEM_BYTES[dtype]
+def resident_bytes(
+    layer: WeightSpec, facts: CheckpointFacts, dtype: str, options: GGUFOptions
+) -> int:
+    """Bytes of the codes and their groups' numbers, or of a float weight in the activation dtype."""
+    fact = facts.tensors.get(f"{layer.name}.weight")
+    num_weights = math.prod(layer.shape)
+    if fact is None or format_of(fact.format, options) == "float":
+        return num_weights * _ITEM_BYTES[dtype]
+    return PACKED_FORMS[fact.format].num_bytes(num_weights)
+
+
+def formats(facts: CheckpointFacts, options: GGUFOptions) -> tuple[str, ...]:
+    """The canonical formats of a file's matrices."""
+    found = {format_of(stored, options) for stored in _matrices(facts).values()}
+    return tuple(sorted(found))
+
+
+def format_of(stored: str, options: GGUFOptions) -> str:
+    """The canonical format of a matrix, by `TensorFact.format`."""
+    form = PACKED_FORMS.get(stored)
+    if form is None or not options.keeps_codes:
+        return "float"
+    return f"{form.codes}:grouped" if options.rounds_inputs else form.codes
+
+
+def alternatives(facts: CheckpointFacts, options: GGUFOptions) -> tuple[GGUFOptions, ...]:
+    """What the options leave open, settled in each way that they allow; the best first."""
+    fallback: Settled = ("packed", "float") if options.mode == "packed" else ("dequantize", "float")
+    ways: list[Settled] = [("packed", "int8"), ("packed", "float"), ("dequantize", "float")]
+    if options.mode == "auto" and formats(facts, options) == ("float",):
+        ways = [fallback]
+    elif options.activations == "auto":
+        ways = [("packed", "int8"), fallback]
+    settled = [GGUFOptions(mode=mode, activations=activations) for mode, activations in ways]
+    return tuple(
+        way
+        for way in settled
+        if options.mode in ("auto", way.mode) and options.activations in ("auto", way.activations)
+    ) or (options,)
+
+
+def notes(facts: CheckpointFacts, options: GGUFOptions) -> tuple[str, ...]:
+    """What happens to a file's weights, and to the inputs of those that stay packed."""
+    if not options.keeps_codes:
+        return ()
+    packed = Counter[str]()
+    floats: dict[str, list[str]] = {}
+    for name, stored in _matrices(facts).items():
+        if format_of(stored, options) != "float":
+            packed[stored] += 1
+        elif stored != "plain":
+            floats.setdefault(stored, []).append(name)
+    said = []
+    if packed:
+        counts = ", ".join(f"{count} of {stored}" for stored, count in sorted(packed.items()))
+        said.append(
+            f"matrices that stay packed: {counts}; {_bits(facts, options):.1f} bits a weight"
+        )
+    if packed and options.rounds_inputs:
+        said.append(
+            "their inputs are rounded to int8 in groups of 32, as llama.cpp does: logits differ from"
+            " those of float inputs (activations: float)"
+        )
+    for stored, names in sorted(floats.items()):
+        shown = ", ".join(names[:_NAMES_SHOWN])
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        said.append(f"{stored} has no packed form and becomes float: {shown}{more}")
+    return tuple(said)
+
+
+def _bits(facts: CheckpointFacts, options: GGUFOptions) -> float:
+    """In memory, of a weight of the packed matrices."""
+    num_weights = num_bytes = 0
+    for name, stored in _matrices(facts).items():
+        if format_of(stored, options) != "float":
+            size = math.prod(facts.tensors[name].shape)
+            num_weights += size
+            num_bytes += PACKED_FORMS[stored].num_bytes(size)
+    return 8 * num_bytes / num_weights
+
+
+def _matrices(facts: CheckpointFacts) -> dict[str, str]:
+    """Names of all matrices to their `TensorFact.format`."""
+    return {name: fact.format for name, fact in facts.tensors.items() if len(fact.shape) == 2}

@@ -15,7 +15,8 @@ from pegboard_gguf.translate import PLAIN_DTYPES, tensor_name
 
 
 class GGUFSource(CheckpointSource):
-    """Reads a mapped file. Block formats come as their bytes, uint8 [rows, bytes].
+    """Maps a file, a tensor at a time, so that no more of it is in memory than is in use. Block formats
+    come as their bytes, uint8 [rows, bytes].
 
     Files of the architecture `llama` hold q and k with the two halves of each head interleaved, as
     their rotary embedding pairs neighbours; rows are put back, whatever their format.
@@ -31,18 +32,13 @@ class GGUFSource(CheckpointSource):
         if not facts.tensors.keys() <= self._tensors.keys():
             raise CheckpointError(facts.path, "has changed since it was described")
         self._interleaved_heads = _interleaved_heads(facts)
-        # Copy on write, because torch wants writable memory; the file itself is never written.
-        self._data: np.memmap[tuple[int], np.dtype[np.uint8]] | None = np.memmap(
-            self._path, dtype=np.uint8, mode="c"
-        )
+        self._file = self._path.open("rb")
 
     def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         tensor = self._tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{self._path}: tensor {name!r}", "is missing")
-        if self._data is None:
-            raise CheckpointError(f"{self._path}", "is closed")
-        stored = self._stored(tensor, self._data)
+        stored = self._stored(tensor)
         num_heads = self._num_interleaved_heads(name)
         if num_heads:
             order = _halves_first(stored.shape[0], num_heads)
@@ -50,18 +46,27 @@ class GGUFSource(CheckpointSource):
         return stored if rows is None else stored[rows]
 
     def close(self) -> None:
-        # The map itself goes with the last tensor that views it.
-        self._data = None
+        # A tensor's map goes with the last tensor that views it.
+        self._file.close()
 
-    def _stored(
-        self, tensor: StoredTensor, data: np.memmap[tuple[int], np.dtype[np.uint8]]
-    ) -> torch.Tensor:
-        content = torch.from_numpy(data[tensor.offset : tensor.offset + tensor.num_bytes])
+    def _stored(self, tensor: StoredTensor) -> torch.Tensor:
+        content = torch.from_numpy(self._mapped(tensor))
         dtype = PLAIN_DTYPES.get(tensor.type)
         if dtype is not None:
             return content.view(getattr(torch, dtype)).view(tensor.shape)
         block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.type]]
         return content.view(*tensor.shape[:-1], tensor.shape[-1] // block_size * block_bytes)
+
+    def _mapped(self, tensor: StoredTensor) -> np.memmap[tuple[int], np.dtype[np.uint8]]:
+        if self._file.closed:
+            raise CheckpointError(f"{self._path}", "is closed")
+        try:
+            # Copy on write, because torch wants writable memory; the file itself is never written.
+            return np.memmap(
+                self._file, np.uint8, mode="c", offset=tensor.offset, shape=(tensor.num_bytes,)
+            )
+        except ValueError:  # longer than the file is now
+            raise CheckpointError(f"{self._path}", "has changed since it was described") from None
 
     def _num_interleaved_heads(self, name: str) -> int:
         for projection, num_heads in self._interleaved_heads.items():

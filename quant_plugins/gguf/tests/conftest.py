@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 torch.set_num_threads(1)
 
 WriteGGUF = Callable[..., Path]
+RandomBlocks = Callable[[tuple[int, int], GGMLQuantizationType, int], NDArray[np.uint8]]
 
 TINY_LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -34,6 +36,57 @@ TINY_LLAMA: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     "tie_word_embeddings": True,
 }
+
+Q4_K, Q5_K, Q6_K = (GGMLQuantizationType[name] for name in ("Q4_K", "Q5_K", "Q6_K"))
+
+# Where `d` and `dmin` lie in a block, and values that make weights of a usual size.
+_BLOCK_SCALES = {
+    Q4_K: {0: 5e-4, 2: 3.7e-3},
+    Q5_K: {0: 2.5e-4, 2: 3.9e-3},
+    Q6_K: {208: 6.2e-5},
+}
+
+MIXED_LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 288,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": True,
+}
+MIXED_SHAPES: dict[str, tuple[int, int]] = {
+    "model.embed_tokens": (288, 256),
+    "model.layers.0.self_attn.q_proj": (256, 256),
+    "model.layers.0.self_attn.k_proj": (128, 256),
+    "model.layers.0.self_attn.v_proj": (128, 256),
+    "model.layers.0.self_attn.o_proj": (256, 256),
+    "model.layers.0.mlp.gate_proj": (256, 256),
+    "model.layers.0.mlp.up_proj": (256, 256),
+    "model.layers.0.mlp.down_proj": (256, 256),
+}
+MIXED_KINDS = dict(zip(MIXED_SHAPES, (Q6_K, Q4_K, Q4_K, Q6_K, Q5_K, Q4_K, Q4_K, Q6_K), strict=True))
+
+
+@dataclass(frozen=True)
+class BlockModel:
+    """A whole llama in blocks.
+
+    Attributes:
+        config: in Hugging Face's words.
+        tensors: by Hugging Face's names and in its row order; matrices as blocks, uint8.
+        kinds: the type of each matrix.
+    """
+
+    config: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+    kinds: dict[str, GGMLQuantizationType]
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +216,37 @@ def tiny_file(
 ) -> Path:
     """A whole tiny llama, without a tokenizer."""
     return write_model(TINY_LLAMA, tiny_tensors, kinds=tiny_kinds)
+
+
+@pytest.fixture
+def random_blocks() -> RandomBlocks:
+    """`random_blocks(shape, kind, seed) -> blocks`, uint8 [rows, bytes], of a K-quant: the gguf
+    library has no quantizer of these. Codes and scales of any bits, block scales of a usual size."""
+
+    def make(shape: tuple[int, int], kind: GGMLQuantizationType, seed: int) -> NDArray[np.uint8]:
+        rng = np.random.default_rng(seed)
+        rows, columns = shape
+        block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        blocks = rng.integers(0, 256, (rows, columns // block_size, block_bytes), np.uint8)
+        for offset, scale in _BLOCK_SCALES[kind].items():
+            blocks[..., offset : offset + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+        return blocks.reshape(rows, -1)
+
+    return make
+
+
+@pytest.fixture
+def mixed_model(random_blocks: RandomBlocks) -> BlockModel:
+    """A llama of types as Q4_K_M files mix them, within q, k and v too; the head is tied."""
+    tensors = {
+        f"{name}.weight": torch.from_numpy(random_blocks(shape, MIXED_KINDS[name], seed))
+        for seed, (name, shape) in enumerate(MIXED_SHAPES.items())
+    }
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        tensors[f"model.layers.0.{name}.weight"] = torch.ones(256)
+    tensors["model.norm.weight"] = torch.ones(256)
+    kinds = {f"{name}.weight": kind for name, kind in MIXED_KINDS.items()}
+    return BlockModel(dict(MIXED_LLAMA), tensors, kinds)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 from gguf import GGMLQuantizationType
 
 from pegboard.interfaces.checkpoint import CheckpointFacts
-from pegboard.interfaces.quantizer import QuantizerContext
 from pegboard.testing.checkpoint_source import CheckpointSourceContract, SourceUnderTest
 from pegboard.testing.quantizer import QuantizerContract, QuantizerUnderTest
 from pegboard_gguf.describe import describe
@@ -43,6 +43,7 @@ class TestGGUFSourceWithBiasesAndNorms(TestGGUFSource):
 
 class GGUFQuantizerContract(QuantizerContract):
     kind: GGMLQuantizationType
+    options = GGUFOptions(mode="dequantize")
 
     @pytest.fixture
     def make(self, write_model: Any, tiny_config: dict[str, Any]) -> QuantizerUnderTest:
@@ -51,10 +52,14 @@ class GGUFQuantizerContract(QuantizerContract):
             path = folder / "model.gguf"
             return describe(write_model(tiny_config, weights, kinds=kinds, path=path))
 
-        def make(context: QuantizerContext) -> GGUFQuantizer:
-            return GGUFQuantizer(context, GGUFOptions())
-
-        return QuantizerUnderTest(make, parameters, resident_bytes, write, open=GGUFSource)
+        return QuantizerUnderTest(
+            partial(GGUFQuantizer, options=self.options),
+            parameters,
+            resident_bytes,
+            write,
+            open=GGUFSource,
+            options=self.options,
+        )
 
 
 class TestFloats(GGUFQuantizerContract):
@@ -69,3 +74,20 @@ class TestEightBits(GGUFQuantizerContract):
 class TestFourBits(GGUFQuantizerContract):
     kind = GGMLQuantizationType.Q4_1
     tolerance = 0.08
+
+
+class TestPackedFloats(TestFloats):
+    options = GGUFOptions(mode="packed")
+
+
+class TestPackedEightBits(TestEightBits):
+    options = GGUFOptions(mode="packed", activations="float")
+
+
+class TestPackedFourBits(TestFourBits):
+    options = GGUFOptions(mode="packed", activations="int8")
+
+
+class TestPackedFourBitsWithZeros(TestPackedFourBits):
+    kind = GGMLQuantizationType.Q4_0
+    tolerance = 0.13

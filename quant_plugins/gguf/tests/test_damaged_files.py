@@ -71,6 +71,8 @@ read_only_fixtures = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 kinds = st.sampled_from(sorted(VOCABULARIES))
+MODES = ("packed", "dequantize")
+modes = st.sampled_from(MODES)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 numbers = st.one_of(st.sampled_from([e for e in EDGES if e < 2**32]), st.integers(0, 2**32 - 1))
@@ -102,16 +104,17 @@ def tensors_of() -> dict[str, Any]:
     }
 
 
-def refusal(path: Path) -> str | None:
+def refusal(path: Path, mode: str) -> str | None:
     """The refusal of a file, the same at two starts; None: it loads. All else fails the test."""
-    first, second = _start(path), _start(path)
+    first, second = _start(path, mode), _start(path, mode)
     assert first == second
     return first
 
 
-def _start(path: Path) -> str | None:
+def _start(path: Path, mode: str) -> str | None:
     config = {
         "model": str(path),
+        "quantizer": {"name": "gguf", "options": {"mode": mode}},
         "threads": 1,
         "kv_cache": {"memory": "8MiB"},
         "scheduler": {"max_num_seqs": 2, "max_num_batched_tokens": 16},
@@ -139,13 +142,15 @@ def bounded() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", VOCABULARIES)
-def test_the_file_that_is_damaged_below_starts(write_gguf: Any, kind: str) -> None:
-    assert refusal(write_gguf(metadata_of(kind), tensors_of())) is None
+@pytest.mark.parametrize("mode", MODES)
+def test_the_file_that_is_damaged_below_starts(write_gguf: Any, kind: str, mode: str) -> None:
+    assert refusal(write_gguf(metadata_of(kind), tensors_of()), mode) is None
 
 
 @read_only_fixtures
 @given(
     kinds,
+    modes,
     st.dictionaries(
         st.sampled_from(OTHER_KEYS.split() + list(metadata_of("gpt2") | metadata_of("llama"))),
         values,
@@ -154,15 +159,15 @@ def test_the_file_that_is_damaged_below_starts(write_gguf: Any, kind: str) -> No
     ),
     st.one_of(st.none(), st.lists(st.floats(width=32), min_size=1, max_size=8)),
 )
-@example("llama", {}, [float("inf")] * 8)
-@example("llama", {"llama.rope.freq_base": 1e-38}, [1.0] * 7 + [2.0])
+@example("llama", "packed", {}, [float("inf")] * 8)
+@example("llama", "packed", {"llama.rope.freq_base": 1e-38}, [1.0] * 7 + [2.0])
 def test_values_of_metadata(
-    write_gguf: Any, kind: str, changed: dict[str, Any], factors: list[float] | None
+    write_gguf: Any, kind: str, mode: str, changed: dict[str, Any], factors: list[float] | None
 ) -> None:
     tensors = tensors_of()
     if factors is not None:
         tensors["rope_freqs.weight"] = (np.array(factors, np.float32), F32)
-    refusal(write_gguf(metadata_of(kind) | changed, tensors))
+    refusal(write_gguf(metadata_of(kind) | changed, tensors), mode)
 
 
 @read_only_fixtures
@@ -170,9 +175,10 @@ def test_values_of_metadata(
     st.sampled_from(sorted(SHAPES)),
     st.one_of(st.none(), st.lists(st.sampled_from([1, 2, 16, 32, 64]), min_size=1, max_size=4)),
     st.sampled_from(["F32", "F16", "Q8_0", "Q4_0", "I32", "F64", "BF16"]),
+    modes,
 )
 def test_tensors_of_other_shapes_and_types(
-    write_gguf: Any, name: str, shape: list[int] | None, kind: str
+    write_gguf: Any, name: str, shape: list[int] | None, kind: str, mode: str
 ) -> None:
     tensors = tensors_of()
     del tensors[f"{name}.weight"]
@@ -183,11 +189,12 @@ def test_tensors_of_other_shapes_and_types(
             shape[-1] = block_size
         stored = [*shape[:-1], shape[-1] // block_size * block_bytes]
         tensors[f"{name}.weight"] = (np.zeros(stored, np.uint8), to)
-    refusal(write_gguf(metadata_of("gpt2"), tensors))
+    refusal(write_gguf(metadata_of("gpt2"), tensors), mode)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q6_K"])
-def test_scales_that_are_not_finite(write_gguf: Any, kind: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_scales_that_are_not_finite(write_gguf: Any, kind: str, mode: str) -> None:
     to = GGMLQuantizationType[kind]
     block_size, block_bytes = gguf.constants.GGML_QUANT_SIZES[to]
     width = max(block_size, 32)
@@ -198,7 +205,7 @@ def test_scales_that_are_not_finite(write_gguf: Any, kind: str) -> None:
     }
     blocks = np.full((32, width // block_size * block_bytes), 0xFF, np.uint8)
     tensors["blk.0.ffn_down.weight"] = (blocks, to)
-    found = refusal(write_gguf(metadata, tensors))
+    found = refusal(write_gguf(metadata, tensors), mode)
     assert found is not None and "not finite" in found
 
 
@@ -226,8 +233,8 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
 
 
 @read_only_fixtures
-@given(kinds, st.data())
-def test_bytes(write_gguf: Any, kind: str, data: st.DataObject) -> None:
+@given(kinds, modes, st.data())
+def test_bytes(write_gguf: Any, kind: str, mode: str, data: st.DataObject) -> None:
     path = write_gguf(metadata_of(kind), tensors_of())
     path.write_bytes(data.draw(damaged(path.read_bytes())))
-    refusal(path)
+    refusal(path, mode)

@@ -22,6 +22,7 @@ from pegboard_gguf.quantizer import GGUFQuantizer
 from pegboard_gguf.source import GGUFSource
 
 BLOCKS = Path(__file__).parent / "data" / "gguf-blocks"
+DEQUANTIZE = GGUFOptions(mode="dequantize")
 
 TINY = {
     "llama.block_count": 1,
@@ -35,7 +36,7 @@ TINY = {
 
 def _loaded(facts: CheckpointFacts, dtype: str = "float32") -> dict[str, torch.Tensor]:
     """All matrices as a model's layers would get them."""
-    quantizer = GGUFQuantizer(QuantizerContext(facts, dtype), GGUFOptions())
+    quantizer = GGUFQuantizer(QuantizerContext(facts, dtype), DEQUANTIZE)
     source = GGUFSource(facts)
     weights = {}
     for name, fact in facts.tensors.items():
@@ -205,7 +206,7 @@ def test_plans_say_what_a_weight_takes(smollm2: Path) -> None:
     spec = WeightSpec("model.layers.0.mlp.up_proj", (1536, 576), "linear")
     (stored,) = parameters(spec, facts)
     assert (stored.name, stored.shape, stored.dtype) == ("weight", (1536, 576), "uint8")
-    assert resident_bytes(spec, facts, "bfloat16") == 1536 * 576 * 2
+    assert resident_bytes(spec, facts, "bfloat16", DEQUANTIZE) == 1536 * 576 * 2
     assert "float32" in PLAIN_DTYPES
 
 
@@ -214,7 +215,7 @@ def test_a_checkpoint_of_another_source_is_refused(tiny_file: Path) -> None:
 
     facts = dataclasses.replace(describe(tiny_file), source="safetensors")
     with pytest.raises(CheckpointError, match="not as GGUF"):
-        GGUFQuantizer(QuantizerContext(facts, "float32"), GGUFOptions())
+        GGUFQuantizer(QuantizerContext(facts, "float32"), DEQUANTIZE)
 
 
 def test_a_file_that_changed_since_is_refused(

@@ -1,0 +1,1 @@
+"""What `pegboard eval` measures: how two configs predict a text, generate, and use memory and time."""

@@ -1,0 +1,66 @@
+"""The `awq` quantizer: layers in 4 bit codes, in the version `gemm`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from pegboard.errors import CheckpointError
+from pegboard.interfaces.quantizer import (
+    LinearWeight,
+    Quantizer,
+    QuantizerContext,
+    Scheme,
+    WeightSpec,
+)
+from pegboard_awq.packing import unpack_outputs
+from pegboard_awq.plan import BITS, CODES, AWQLayer, awq_layer
+from pegboard_quant.codes import UnsignedCodes, canonical
+from pegboard_quant.options import ActivationOptions
+from pegboard_quant.planning import code_format, plain_parameters
+from pegboard_quant.schemes import FloatScheme, StoredScheme, finite_scales
+
+_MIDDLE = 1 << (BITS - 1)
+
+
+class AWQQuantizer(Quantizer):
+    """Reads layers in codes; those that the checkpoint keeps in floats stay so."""
+
+    def __init__(self, context: QuantizerContext, options: ActivationOptions) -> None:
+        self._facts = context.facts
+        self._dtype: torch.dtype = getattr(torch, context.dtype)
+        self._options = options
+
+    def scheme(self, weight: WeightSpec) -> Scheme:
+        found = awq_layer(weight, self._facts)
+        if found is None:
+            return FloatScheme(weight, plain_parameters(weight), self._dtype)
+        return AWQScheme(weight, found, self._options)
+
+
+class AWQScheme(StoredScheme):
+    """`qweight`, `qzeros` and `scales`, all with the outputs last."""
+
+    def __init__(self, weight: WeightSpec, layer: AWQLayer, options: ActivationOptions) -> None:
+        super().__init__(weight, layer.parameters, code_format(BITS, options.activations))
+        self._layer = layer
+
+    def canonical(self, parameters: Mapping[str, torch.Tensor]) -> LinearWeight:
+        name = self.weight.name
+        zeros = unpack_outputs(parameters["qzeros"])
+        if not self._layer.settings.has_zeros and not bool((zeros == _MIDDLE).all()):
+            raise CheckpointError(
+                f"tensor {name}.qzeros",
+                f"holds zeros from {int(zeros.min())} to {int(zeros.max())}, and zero_point is false",
+                allowed=f"{_MIDDLE} everywhere",
+                fix="get config and weights from one checkpoint",
+            )
+        codes = UnsignedCodes(
+            values=unpack_outputs(parameters[CODES]).T,
+            bits=BITS,
+            scales=finite_scales(f"{name}.scales", parameters["scales"]).T,
+            zeros=zeros.T,
+            group_size=self._layer.group_size,
+        )
+        return canonical(codes, self.format)

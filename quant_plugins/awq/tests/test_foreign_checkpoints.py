@@ -1,0 +1,79 @@
+"""Checkpoints by other tools: weights bit for bit as theirs, logits as near as their kind of numbers is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pegboard.interfaces.quantizer import QuantizerContext, WeightSpec
+from pegboard.testing.quantized_checkpoint import facts_of, largest_logprob_error, source_of
+from pegboard_awq.quantizer import AWQQuantizer
+from pegboard_quant.options import ActivationOptions
+
+# Logits in float32 of weights rounded to float16; logits in float16.
+TOLERANCE = {"awq-4b-g32": 5e-3, "awq-4b-g32-gemm": 1e-2}
+
+
+@pytest.fixture(params=TOLERANCE)
+def folder(request: pytest.FixtureRequest, root: Path) -> Path:
+    return root / "tests" / "data" / "quant" / str(request.param)
+
+
+def test_weights_are_those_of_the_tool_bit_for_bit(folder: Path) -> None:
+    facts = facts_of(folder)
+    quantizer = AWQQuantizer(QuantizerContext(facts, "float32"), ActivationOptions())
+    source = source_of(facts)
+    expected = load_file(folder / "expected.safetensors")
+    names = [name for name in expected if name.startswith("dequant.")]
+    assert len(names) == 4
+    for name in names:
+        wanted = expected[name]
+        layer = name.removeprefix("dequant.").removesuffix(".weight")
+        rows, columns = wanted.shape
+        scheme = quantizer.scheme(WeightSpec(layer, (rows, columns), "linear"))
+        stored = {one.name: source.read(f"{layer}.{one.name}") for one in scheme.parameters}
+        assert torch.equal(scheme.dequantize(stored).to(wanted.dtype), wanted), name
+
+
+def test_logits_are_those_of_the_tool(folder: Path, tmp_path: Path) -> None:
+    expected = load_file(folder / "expected.safetensors")
+    ids = expected["input_ids"][0].tolist()
+    error = largest_logprob_error(_running(folder, tmp_path), ids, expected["logits"][0].float())
+    assert error <= TOLERANCE[folder.name]
+
+
+def test_settings_in_a_file_of_their_own_are_found(root: Path, tmp_path: Path) -> None:
+    """Older tools wrote `quant_config.json`, in other words, and left the model's config as it was."""
+    folder = root / "tests" / "data" / "quant" / "awq-4b-g32-gemm"
+    config = _running(folder, tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    del said["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    settings = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
+    (tmp_path / "quant_config.json").write_text(json.dumps(settings))
+    expected = load_file(folder / "expected.safetensors")
+    ids = expected["input_ids"][0].tolist()
+    assert largest_logprob_error(config, ids, expected["logits"][0].float()) <= 1e-2
+
+
+def test_quantized_inputs_change_logits_a_little(root: Path, tmp_path: Path) -> None:
+    folder = root / "tests" / "data" / "quant" / "awq-4b-g32"
+    quantizer = {"name": "awq", "options": {"activations": "int8"}}
+    config = {**_running(folder, tmp_path), "quantizer": quantizer}
+    expected = load_file(folder / "expected.safetensors")
+    logits = expected["logits"][0]
+    error = largest_logprob_error(config, expected["input_ids"][0].tolist(), logits)
+    assert 5e-3 < error < 0.1 * float(logits.std())
+
+
+def _running(folder: Path, copy: Path) -> dict[str, object]:
+    """An engine's config. The config of one of the checkpoints names no architecture."""
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **config}))
+    return {"model": str(copy), "dtype": "float32", "kv_cache": {"memory": "16MiB"}}

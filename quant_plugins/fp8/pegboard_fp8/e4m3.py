@@ -1,0 +1,21 @@
+"""Numbers to e4m3 (arXiv 2209.05433): 4 bits of exponent, 3 of mantissa, no infinity, at most 448."""
+
+from __future__ import annotations
+
+import torch
+
+MAX = 448.0
+"""The largest number; what is larger is clamped to it, whatever torch's own cast does there."""
+
+CODES = torch.float8_e4m3fn
+_NAN = 0x7F
+
+
+def to_e4m3(numbers: torch.Tensor) -> torch.Tensor:
+    """The nearest codes of float32 numbers, ties to even; a NaN stays one. Of the numbers' shape."""
+    return numbers.float().clamp(-MAX, MAX).to(CODES)
+
+
+def any_nan(codes: torch.Tensor) -> bool:
+    """Whether one of the codes is a NaN; all others are finite."""
+    return bool(((codes.view(torch.uint8) & _NAN) == _NAN).any())

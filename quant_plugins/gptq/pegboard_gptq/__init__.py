@@ -1,0 +1,23 @@
+"""GPTQ checkpoints, and the integer codes of compressed-tensors, for Pegboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pegboard import hookimpl
+
+if TYPE_CHECKING:
+    from pegboard.interfaces.quantizer import Quantizer, QuantizerContext
+    from pegboard_quant.options import ActivationOptions
+
+
+@hookimpl
+def pegboard_quantizers() -> dict[str, Callable[[QuantizerContext, ActivationOptions], Quantizer]]:
+    return {"gptq": _make_quantizer}
+
+
+def _make_quantizer(context: QuantizerContext, options: ActivationOptions) -> Quantizer:
+    from pegboard_gptq.quantizer import GPTQQuantizer
+
+    return GPTQQuantizer(context, options)

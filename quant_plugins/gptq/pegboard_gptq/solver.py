@@ -1,0 +1,143 @@
+"""GPTQ (arXiv 2210.17323): codes chosen one input after the other, what each rounds off made good by
+the inputs that are still to come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pegboard_quant.codes import UnsignedCodes
+from pegboard_quant.rounding import Zeros, group_parameters
+
+BLOCK = 128
+"""Inputs whose corrections are applied to the rest of the weight together."""
+
+
+class NotPositiveDefinite(Exception):
+    """The Hessian has no Cholesky factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Which numbers a weight may be rounded to; see `rounding.group_parameters`."""
+
+    bits: int
+    group_size: int
+    zeros: Zeros
+    scale_dtype: torch.dtype
+
+
+class Hessian:
+    """H = 2/n sum x xᵀ over inputs: of |Wx - Qx|² by a row of W. float64 [in, in]."""
+
+    def __init__(self, in_features: int) -> None:
+        self._sum = torch.zeros(in_features, in_features, dtype=torch.float64)
+        self._count = 0
+
+    def add(self, inputs: torch.Tensor) -> None:
+        """Takes inputs, float32 [num_tokens, in_features]."""
+        self._sum += (inputs.T @ inputs).double()
+        self._count += len(inputs)
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """A new one."""
+        return self._sum * (2.0 / max(self._count, 1))
+
+
+def solve(
+    values: torch.Tensor, hessian: torch.Tensor, grid: Grid, *, damping: float, act_order: bool
+) -> UnsignedCodes:
+    """Codes of a weight that make |Wx - Qx|² small over the inputs of a Hessian.
+
+    Args:
+        values: [out, in], floating.
+        hessian: float64 [in, in].
+        grid: of the codes.
+        damping: added to the Hessian's diagonal, in parts of its mean.
+        act_order: inputs are taken by falling diagonal, and groups formed in that order.
+
+    Raises:
+        NotPositiveDefinite: even with the damping.
+    """
+    weights, hessian = values.double().clone(), hessian.clone()
+    dead = hessian.diagonal() == 0
+    hessian.diagonal()[dead] = 1.0
+    weights[:, dead] = 0.0
+    order = None
+    if act_order:
+        order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
+        weights, hessian = weights[:, order], hessian[order][:, order]
+    factor = inverse_factor(hessian, damping)
+    codes, scales, zeros = _sweep(weights, factor, grid)
+    in_features = codes.shape[1]
+    size = in_features if grid.group_size == -1 else grid.group_size
+    groups = None
+    if order is not None:
+        back = torch.argsort(order)
+        codes = codes[:, back]
+        groups = (back // size).to(torch.int32)
+    return UnsignedCodes(codes.contiguous(), grid.bits, scales, zeros, size, groups)
+
+
+def inverse_factor(hessian: torch.Tensor, damping: float) -> torch.Tensor:
+    """U, upper, with UᵀU the inverse of the damped Hessian; float64 [in, in].
+
+    Raises:
+        NotPositiveDefinite: there is none.
+    """
+    damped = hessian.clone()
+    damped.diagonal().add_(damping * hessian.diagonal().mean())
+    lower, failed = torch.linalg.cholesky_ex(damped)
+    if int(failed):
+        raise NotPositiveDefinite
+    upper: torch.Tensor
+    upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+    if int(failed) or not bool(upper.isfinite().all()):
+        raise NotPositiveDefinite
+    return upper
+
+
+def _sweep(
+    weights: torch.Tensor, factor: torch.Tensor, grid: Grid
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes uint8 [out, in], scales and zeros [out, groups]. `weights` is void afterwards."""
+    in_features = weights.shape[1]
+    size = in_features if grid.group_size == -1 else grid.group_size
+    codes = torch.empty(weights.shape, dtype=torch.uint8)
+    scales: list[torch.Tensor] = []
+    zeros: list[torch.Tensor] = []
+    for first, stop in _blocks(in_features, size):
+        errors = torch.empty(len(weights), stop - first, dtype=torch.float64)
+        for at in range(first, stop):
+            if at % size == 0:
+                # A block begins no later than its first group: all corrections so far are in.
+                group = weights[:, at : at + size].float()
+                scale, zero = group_parameters(group, grid.bits, grid.zeros, grid.scale_dtype)
+                scales.append(scale)
+                zeros.append(zero)
+            step, zero = scales[-1].double(), zeros[-1].double()
+            column = weights[:, at]
+            code = (torch.round(column / step) + zero).clamp_(0, 2**grid.bits - 1)
+            codes[:, at] = code.to(torch.uint8)
+            error = (column - (code - zero) * step) / factor[at, at]
+            weights[:, at:stop] -= torch.outer(error, factor[at, at:stop])
+            errors[:, at - first] = error
+        weights[:, stop:] -= errors @ factor[first:stop, stop:]
+    return codes, torch.stack(scales, dim=1), torch.stack(zeros, dim=1)
+
+
+def _blocks(in_features: int, group_size: int) -> list[tuple[int, int]]:
+    """Blocks of at most `BLOCK` inputs, none of which ends inside a group that began in it, unless the
+    group is larger than a block and began with it."""
+    if group_size <= BLOCK:
+        length = group_size * (BLOCK // group_size)
+        starts = list(range(0, in_features, length))
+    else:
+        starts = [
+            start
+            for group in range(0, in_features, group_size)
+            for start in range(group, min(group + group_size, in_features), BLOCK)
+        ]
+    return list(zip(starts, [*starts[1:], in_features], strict=True))

@@ -1,0 +1,7 @@
+"""One thread: the tensors are tiny."""
+
+from __future__ import annotations
+
+import torch
+
+torch.set_num_threads(1)

@@ -1,0 +1,88 @@
+"""Checkpoints by other tools: weights bit for bit as theirs, logits as near as their README says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pegboard.interfaces.quantizer import QuantizerContext, WeightSpec
+from pegboard.testing.quantized_checkpoint import facts_of, largest_logprob_error, source_of
+from pegboard_gptq.quantizer import GPTQQuantizer
+from pegboard_quant.options import ActivationOptions
+
+TOLERANCE = {
+    "gptq-3b-g32-sym": 5e-3,
+    "gptq-4b-g32-asym-v1": 5e-3,
+    "gptq-4b-g32-asym-v2": 5e-3,
+    "gptq-4b-g32-desc-act": 5e-3,
+    "gptq-4b-g32-sym": 5e-3,
+    "gptq-8b-g32-sym": 5e-3,
+    "ct-w3a16-g32": 1e-2,
+    "ct-w4a16-g32-asym": 1e-2,
+    "ct-w4a16-g32-sym": 1e-2,
+}
+"""Of logits, absolute."""
+
+
+@pytest.fixture(params=TOLERANCE)
+def folder(request: pytest.FixtureRequest, root: Path) -> Path:
+    return root / "tests" / "data" / "quant" / str(request.param)
+
+
+def test_weights_are_those_of_the_tool_bit_for_bit(folder: Path) -> None:
+    facts = facts_of(folder)
+    quantizer = GPTQQuantizer(QuantizerContext(facts, "float32"), ActivationOptions())
+    source = source_of(facts)
+    expected = load_file(folder / "expected.safetensors")
+    names = [name for name in expected if name.startswith("dequant.")]
+    assert len(names) == 4
+    for name in names:
+        wanted = expected[name]
+        layer = name.removeprefix("dequant.").removesuffix(".weight")
+        rows, columns = wanted.shape
+        scheme = quantizer.scheme(WeightSpec(layer, (rows, columns), "linear"))
+        stored = {one.name: source.read(f"{layer}.{one.name}") for one in scheme.parameters}
+        assert torch.equal(scheme.dequantize(stored).to(wanted.dtype), wanted), name
+
+
+def test_logits_are_those_of_the_tool(folder: Path) -> None:
+    expected = load_file(folder / "expected.safetensors")
+    config = {"model": str(folder), "dtype": "float32", "kv_cache": {"memory": "16MiB"}}
+    ids = expected["input_ids"][0].tolist()
+    error = largest_logprob_error(config, ids, expected["logits"][0])
+    assert error <= TOLERANCE[folder.name]
+
+
+def test_settings_in_a_file_of_their_own_are_found(root: Path, tmp_path: Path) -> None:
+    """Older tools wrote `quantize_config.json` and left the model's config as it was."""
+    folder = root / "tests" / "data" / "quant" / "gptq-4b-g32-desc-act"
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = {"bits": 4, "group_size": 32, "damp_percent": 0.01, "desc_act": True, "sym": True}
+    (tmp_path / "quantize_config.json").write_text(json.dumps(settings))
+    expected = load_file(folder / "expected.safetensors")
+    ids = expected["input_ids"][0].tolist()
+    small = {"model": str(tmp_path), "dtype": "float32", "kv_cache": {"memory": "16MiB"}}
+    assert largest_logprob_error(small, ids, expected["logits"][0]) <= 5e-3
+
+
+@pytest.mark.parametrize("name", ["gptq-4b-g32-desc-act", "gptq-8b-g32-sym", "ct-w4a16-g32-asym"])
+def test_quantized_inputs_change_logits_a_little(name: str, root: Path) -> None:
+    folder = root / "tests" / "data" / "quant" / name
+    expected = load_file(folder / "expected.safetensors")
+    config = {
+        "model": str(folder),
+        "dtype": "float32",
+        "kv_cache": {"memory": "16MiB"},
+        "quantizer": {"name": "gptq", "options": {"activations": "int8"}},
+    }
+    logits = expected["logits"][0]
+    error = largest_logprob_error(config, expected["input_ids"][0].tolist(), logits)
+    assert TOLERANCE[name] < error < 0.1 * float(logits.std())
