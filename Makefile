@@ -31,7 +31,7 @@ test-all: setup
 
 soak: setup
 	HYPOTHESIS_PROFILE=soak .venv/bin/pytest --timeout 0 core/tests/builtin core/tests/engine core/tests/test_damaged_checkpoints.py \
-		quant_plugins/gguf/tests/test_damaged_files.py tests/system/test_invariance.py
+		plugins/prefix_cache/tests/test_model.py quant_plugins/gguf/tests/test_damaged_files.py tests/system/test_invariance.py
 
 bench: setup
 	.venv/bin/python examples/bench/bench_engine.py

@@ -156,6 +156,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             raise RequestError(
                 "params", f"a {type(self.params).__name__}", allowed="SamplingParams"
             )
+        for name in ("request_id", "tenant", "cache_salt"):
+            if not _is_utf8(getattr(self, name)):
+                raise RequestError(name, "text with half a surrogate pair", allowed="UTF-8 text")
         if not math.isfinite(self.arrival):
             raise RequestError("arrival", f"{self.arrival}", allowed="seconds of a monotonic clock")
         self.params.check()
@@ -169,6 +172,15 @@ def _check_types(values: SamplingParams | Request, names: Iterable[str]) -> None
             msgspec.convert(getattr(values, name), kinds[name], strict=True)
         except (msgspec.ValidationError, TypeError, OverflowError) as problem:
             raise RequestError(name, str(problem)) from None
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether messages and digests can hold the text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_processors(processors: dict[str, dict[str, Any]]) -> None:

@@ -102,7 +102,8 @@ def table(result: dict[str, Any]) -> str:
     below += [f"publish of {sizes['text_blocks']}, µs", f"evict of {sizes['text_blocks']}, µs"]
     below += ["bytes a block", "of the KV it names"]
     caption = (
-        f"{result['model']}, {kv_bytes:,} bytes of KV a block; medians of {sizes['repeats']};"
+        f"{result['model']}, {kv_bytes:,} bytes of KV a block; prompts once, calls as medians of"
+        f" {sizes['repeats']};"
         f" {result['cpu']}, pegboard {result['pegboard']}; load of the machine before it:"
         f" {result['load_before']}. Data: `results/prefix_cost.json`."
     )

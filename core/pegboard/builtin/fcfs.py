@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pegboard.interfaces.scheduler import (
+    MAX_PREFIX_SKIPS,
     QueueView,
     Scheduler,
     SchedulerContext,
@@ -12,9 +13,6 @@ from pegboard.interfaces.scheduler import (
 
 RESERVED_OUTPUT = 1024
 """Most output tokens for which room is asked at admission, after a preemption."""
-
-MAX_SKIPS = 32
-"""Most sequences a step that are passed over because another one is computing their beginning."""
 
 CAUTION_DECAY = 0.98
 """What is left of the caution after each step without a preemption."""
@@ -54,7 +52,7 @@ class FCFS(Scheduler):
         alone = not queue.running
         num_skips = 0
         for seq in queue.waiting:
-            if step.num_tokens_left < 1 or step.num_rows_left < 1 or num_skips == MAX_SKIPS:
+            if step.num_tokens_left < 1 or step.num_rows_left < 1 or num_skips == MAX_PREFIX_SKIPS:
                 return
             if step.waits_for_prefix(seq):
                 num_skips += 1

@@ -138,6 +138,7 @@ class EngineCore:
                 raise EngineError(self._broken)
             self._prefixes.reset(self._queue.running)
             self._tell_names()
+            self._observers.tell(self._load())
             self._tell_breakers()
 
     def has_work(self) -> bool:

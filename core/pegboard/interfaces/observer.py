@@ -124,7 +124,8 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class LoadChanged:
-    """Sequences ended and no step followed: they were the last ones, aborted or failed.
+    """Load changed and no step followed: the last sequences were aborted or failed, or the prefix cache
+    gave its pages back.
 
     Attributes:
         num_running, num_waiting: now.
@@ -149,6 +150,9 @@ class ErrorHappened:
 @dataclass(frozen=True, slots=True)
 class PagesNamed:
     """The prefix cache's names changed. A listener that misses a number knows less than there is.
+
+    Digests are of salt and tokens: they compare within one engine, or among engines of one
+    composition, whose model and numerics are the same.
 
     Attributes:
         number: of this event, from 1 on, without gaps.

@@ -25,7 +25,8 @@ class PrefixCacheContext:
     Attributes:
         groups: KV groups.
         num_blocks: pages of each group.
-        fingerprint: of everything that changes KV content: model, numerics, encoding.
+        fingerprint: of everything that changes KV content and is the same for all requests: model,
+            numerics, encoding.
     """
 
     groups: tuple[KVGroup, ...]

@@ -14,6 +14,10 @@ from typing import Protocol
 
 VERSION = 0
 
+MAX_PREFIX_SKIPS = 32
+"""Most waiting sequences that one plan passes over because they wait for a prefix; then it admits
+nobody more. Each may cost a look into the prefix cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerContext:

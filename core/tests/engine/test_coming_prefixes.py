@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from pegboard.builtin.fcfs import MAX_SKIPS
 from pegboard.engine.coming_prefixes import MIN_TOKENS
-from pegboard.interfaces.scheduler import QueueView, Scheduler, SchedulerContext, StepBuilder
+from pegboard.interfaces.scheduler import (
+    MAX_PREFIX_SKIPS,
+    QueueView,
+    Scheduler,
+    SchedulerContext,
+    StepBuilder,
+)
 
 Make = Callable[..., Any]
 Expected = Callable[..., tuple[int, ...]]
@@ -154,13 +159,13 @@ def test_the_answer_is_no_longer_yes_once_the_beginning_is_known(
 
 def test_a_plan_looks_past_so_many_and_no_more(bench: Make, dict_cache: Any) -> None:
     engine = bench(cache=dict_cache, max_num_seqs=64, max_num_batched_tokens=256, num_blocks=1025)
-    for number in range(MAX_SKIPS + 8):
+    for number in range(MAX_PREFIX_SKIPS + 8):
         engine.add(str(number), [*COMMON, number % 7, number], max_tokens=2)
     engine.add("other", [90, 91], max_tokens=2)
     engine.step()
     assert len(engine.worker.batches[0].rows) == 1
     engine.run()
-    assert _num_prefilled(engine) == 42 + (MAX_SKIPS + 7) * 2 + 2
+    assert _num_prefilled(engine) == 42 + (MAX_PREFIX_SKIPS + 7) * 2 + 2
 
 
 def test_one_match_a_plan_is_enough(bench: Make, dict_cache: Any) -> None:

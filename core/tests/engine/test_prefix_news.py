@@ -10,8 +10,8 @@ import pytest
 
 from pegboard.engine.prefix_news import PrefixNews
 from pegboard.errors import EngineError
-from pegboard.interfaces.kv_allocator import Growth
-from pegboard.interfaces.observer import Event, Observer, PagesNamed
+from pegboard.interfaces.kv_allocator import Growth, KVLedger
+from pegboard.interfaces.observer import Event, LoadChanged, Observer, PagesNamed
 
 Make = Callable[..., Any]
 Expected = Callable[..., tuple[int, ...]]
@@ -26,9 +26,12 @@ class Following(Observer):
         self.events: list[PagesNamed] = []
         self.num_evicted = 0
         self.told: list[type] = []
+        self.ledgers: list[tuple[KVLedger, ...]] = []
 
     def observe(self, event: Event) -> None:
         self.told.append(type(event))
+        if isinstance(event, LoadChanged):
+            self.ledgers.append(event.kv)
         if not isinstance(event, PagesNamed):
             return
         self.events.append(event)
@@ -99,7 +102,8 @@ def test_an_idle_engine_tells_of_a_reset_at_once(bench: Make, dict_cache: Any) -
     before = set(following.names)
     assert before
     engine.core.reset_prefix_cache()
-    assert following.told[-1] is PagesNamed and following.events[-1].cleared
+    assert following.told[-2:] == [PagesNamed, LoadChanged] and following.events[-1].cleared
+    assert following.ledgers[-1] == engine.core.ledger()
     assert not following.names and num_names(engine.cache) == [0]
     assert engine.core.ledger()[0].free == engine.core.ledger()[0].total
     engine.add("b", range(20), max_tokens=2)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pegboard.interfaces.scheduler import (
+    MAX_PREFIX_SKIPS,
     QueueView,
     Scheduler,
     SchedulerContext,
     SequenceView,
     StepBuilder,
 )
-
-MAX_SKIPS = 32
-"""Most sequences a step that are passed over because another one is computing their beginning."""
 
 
 class StaticBatch(Scheduler):
@@ -47,7 +45,7 @@ class StaticBatch(Scheduler):
                 step.add(seq, seq.num_pending)
         num_skips = 0
         for seq in queue.waiting:
-            if step.num_tokens_left < 1 or num_skips == MAX_SKIPS:
+            if step.num_tokens_left < 1 or num_skips == MAX_PREFIX_SKIPS:
                 return
             if seq.seq_id not in self._members:
                 continue

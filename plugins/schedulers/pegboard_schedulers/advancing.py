@@ -5,10 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from pegboard.interfaces.scheduler import SequenceView, StepBuilder
-
-MAX_PREFIX_SKIPS = 32
-"""Most waiting sequences a plan that are passed over because their prefix is being computed."""
+from pegboard.interfaces.scheduler import MAX_PREFIX_SKIPS, SequenceView, StepBuilder
 
 RESERVED_OUTPUT = 1024
 """Most output tokens for which room is asked at admission, after a preemption."""
@@ -88,8 +85,11 @@ def admit(
 
 def add_newcomer(seq: SequenceView, step: StepBuilder, output_room: int) -> bool:
     """Admits a waiting sequence, with KV for its known tokens and `output_room` more."""
-    num_pending = seq.num_pending
-    num_tokens = min(num_pending, step.num_tokens_left)
+    num_pending, num_left = seq.num_pending, step.num_tokens_left
+    if num_pending > num_left:
+        # It begins after what is cached: no room is needed for that once more.
+        num_pending -= seq.num_cached
+    num_tokens = min(num_pending, num_left)
     return step.add(seq, num_tokens, num_pending - num_tokens + output_room)
 
 

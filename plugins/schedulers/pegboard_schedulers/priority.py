@@ -7,6 +7,7 @@ from functools import cached_property
 from heapq import merge
 
 from pegboard.interfaces.scheduler import (
+    MAX_PREFIX_SKIPS,
     QueueView,
     Scheduler,
     SchedulerContext,
@@ -14,7 +15,6 @@ from pegboard.interfaces.scheduler import (
     StepBuilder,
 )
 from pegboard_schedulers.advancing import (
-    MAX_PREFIX_SKIPS,
     Caution,
     add_newcomer,
     advance,

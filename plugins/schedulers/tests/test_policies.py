@@ -10,8 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from pegboard.interfaces.scheduler import Scheduler, SchedulerContext, SequenceView
 from pegboard.testing.scheduler import Builder, Queue, SimulatedSequence, Simulation, workloads
 from pegboard_schedulers.fair import Fair
-from pegboard_schedulers.options import FairOptions, PrefixAwareOptions, ShortestOptions
+from pegboard_schedulers.options import (
+    FairOptions,
+    PrefixAwareOptions,
+    PriorityOptions,
+    ShortestOptions,
+)
 from pegboard_schedulers.prefix_aware import PrefixAware
+from pegboard_schedulers.priority import Priority
 from pegboard_schedulers.reserve import Reserve
 from pegboard_schedulers.shortest import Shortest
 
@@ -189,16 +195,21 @@ class Waiter:
 
 
 class Desk(Builder):
-    """Admits while it has rows; some wait for a prefix."""
+    """Admits while it has rows; some wait for a prefix. `added` is what each asked for: tokens now, and
+    room for later."""
 
-    def __init__(self, num_rows: int, passed_over: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, num_rows: int, passed_over: frozenset[int] = frozenset(), num_tokens: int = 1000
+    ) -> None:
         self.order: list[int] = []
+        self.added: list[tuple[int, int]] = []
         self.num_asked = 0
         self._num_rows, self._passed_over = num_rows, passed_over
+        self._num_tokens = num_tokens
 
     @property
     def num_tokens_left(self) -> int:
-        return 1000
+        return self._num_tokens
 
     @property
     def num_rows_left(self) -> int:
@@ -206,6 +217,7 @@ class Desk(Builder):
 
     def add(self, seq: SequenceView, num_tokens: int, reserve: int = 0) -> bool:
         self.order.append(seq.seq_id)
+        self.added.append((num_tokens, reserve))
         return True
 
     def waits_for_prefix(self, seq: SequenceView) -> bool:
@@ -255,3 +267,20 @@ def test_who_waits_for_a_prefix_is_passed_over_some_of_the_time(scheduler: Sched
     desk = Desk(100, frozenset(range(50)))
     scheduler.plan(Queue((), waiting), desk)  # type: ignore[arg-type]
     assert desk.num_asked == 32
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        Fair(ONE_ROW, FairOptions()),
+        PrefixAware(ONE_ROW, PrefixAwareOptions()),
+        Priority(ONE_ROW, PriorityOptions()),
+        Shortest(ONE_ROW, ShortestOptions()),
+    ],
+    ids=lambda scheduler: type(scheduler).__name__,
+)
+def test_no_room_is_asked_for_what_is_cached(scheduler: Scheduler) -> None:
+    """Of 32 tokens 20 are cached, and a step has 8 left: four are to come."""
+    desk = Desk(num_rows=1, num_tokens=8)
+    scheduler.plan(Queue((), (Waiter(0, cached=20),)), desk)  # type: ignore[arg-type]
+    assert desk.added == [(8, 4)]
