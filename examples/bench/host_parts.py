@@ -10,12 +10,11 @@ from replay import MakeParts
 from thin_model import write_thin_model
 
 from pegboard.compose import prepare
-from pegboard.compose.making import options_of
 from pegboard.config import Config
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import AllocatorContext, KVAllocator
 from pegboard.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
-from pegboard.plugins.loader import load_plugins
+from pegboard.plugins.loader import load_plugins, options_of
 
 MAX_MODEL_LEN = 8192
 

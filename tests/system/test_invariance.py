@@ -19,10 +19,9 @@ import pytest
 
 from pegboard import Config
 from pegboard.compose import prepare
-from pegboard.compose.making import options_of
 from pegboard.interfaces.observer import Event, Observer, PagesNamed, StepDone
 from pegboard.interfaces.scheduler import Scheduler, SchedulerContext
-from pegboard.plugins.loader import load_plugins
+from pegboard.plugins.loader import load_plugins, options_of
 from pegboard.request import SamplingParams
 from pegboard.testing.invariance import (
     BATCHES,
