@@ -62,7 +62,7 @@ class TinyCommandContext(CommandContext):
         self.ask("stream_layers")
         if not (Path(ref) / "model.safetensors").is_file():
             raise CheckpointError(ref, "no such folder", allowed="a folder of a tiny model")
-        with self._engine({"model": ref, "dtype": "float32"}) as engine:
+        with self._engine({"model": ref, "dtype": "float32", "threads": 1}) as engine:
             composition = engine.prepared.composition
         self.streams.append(TinyStream(Path(ref), composition.facts, composition.shape))
         return self.streams[-1]

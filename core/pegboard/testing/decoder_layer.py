@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -35,6 +36,7 @@ from pegboard.interfaces.model import AttentionShape
 from pegboard.interfaces.quantizer import LinearWeight
 from pegboard.testing.attention import MakeBackend, shape
 from pegboard.testing.attention_reference import ReferenceRotary
+from pegboard.testing.coded_weights import Form, coded_weight
 from pegboard.testing.kernels import KernelContract, MakeKernel
 
 if TYPE_CHECKING:
@@ -46,17 +48,19 @@ BLOCK_SIZE, MAX_BLOCKS, MAX_ROWS = 16, 10, 3
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Kernels and the attention backend that go together, for one activation dtype."""
+    """Kernels and the attention backend that go together, for one activation dtype and one format of
+    weights."""
 
     make: MakeKernel
     make_attention: MakeBackend
     layout: Callable[[KVGroup], Sequence[TensorSpec]]
     dtype: str
     device: str
+    format: str
 
     def kernel(self, operation: str) -> Any:
         """The kernel of an operation."""
-        return self.make(KernelContext(operation, "float", self.dtype, self.device, 1))
+        return self.make(KernelContext(operation, self.format, self.dtype, self.device, 1))
 
     def random(self, *size: int, seed: int) -> torch.Tensor:
         """Normal numbers."""
@@ -148,8 +152,16 @@ class PagedLayers:
         )
 
     def _weight(self, out_features: int, in_features: int, seed: int) -> PackedWeight:
-        values = self.family.random(out_features, in_features, seed=seed) / in_features**0.5
-        weight = LinearWeight("float", (out_features, in_features), values=values)
+        shape = (out_features, in_features)
+        if self.family.format == "float":
+            values = self.family.random(*shape, seed=seed) / in_features**0.5
+            weight = LinearWeight("float", shape, values=values)
+        else:
+            weight = coded_weight(self.family.format, shape, Form(), self.family.device)
+            assert weight.scales is not None
+            # codes are the same for all seeds, so scales tell layers apart
+            scales = weight.scales * ((1 + seed / 64) / in_features**0.5)
+            weight = replace(weight, scales=scales)
         packed: PackedWeight = self.linear.prepare(weight)
         return packed
 
@@ -239,9 +251,10 @@ class DecoderLayerContract(KernelContract):
 
     @pytest.fixture
     def families(self, make: MakeKernel, make_attention: MakeBackend) -> list[Family]:
-        """The family under test, for each activation dtype."""
+        """The family under test, for each activation dtype and format."""
         return [
-            Family(make, make_attention, self.layout, dtype, self.device) for dtype in self.dtypes
+            Family(make, make_attention, self.layout, dtype, self.device, format)
+            for dtype, format in product(self.dtypes, self.formats)
         ]
 
     @pytest.mark.parametrize("row_lengths", [(1,), (5,), (130,), (3, 1, 130)], ids=str)
@@ -294,6 +307,6 @@ class DecoderLayerContract(KernelContract):
             for parts in plain.parts:
                 expected = plain.one_by_one(parts, *expected)
             same = [torch.equal(one, other) for one, other in zip(got, expected, strict=True)]
-            assert all(same), f"{family.dtype}, {attention}, step {step}: {same}"
+            assert all(same), f"{family.format}, {attention}, step {step}: {same}"
         for mine, theirs in zip(joint.kv, plain.kv, strict=True):
             assert all(torch.equal(mine[name], theirs[name]) for name in theirs), "KV differs"

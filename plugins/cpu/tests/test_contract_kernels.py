@@ -47,9 +47,21 @@ class TestSample(CPU, SampleContract):
     pass
 
 
-class TestDecoderLayer(CPU, DecoderLayerContract):
+class CPUDecoderLayers(CPU, DecoderLayerContract):
     layout = staticmethod(layout)
 
     @pytest.fixture
     def make_attention(self) -> MakeBackend:
         return CPUAttention
+
+
+class TestDecoderLayer(CPUDecoderLayers):
+    pass
+
+
+class TestDecoderLayerOfCodes(CPUDecoderLayers):
+    formats: ClassVar[tuple[str, ...]] = ("uint4:grouped", "int8:dynamic", "int8:static")
+
+
+class TestDecoderLayerOfFloat8(CPUDecoderLayers):
+    formats: ClassVar[tuple[str, ...]] = ("float8", "float8:dynamic", "float8:static")
