@@ -54,6 +54,7 @@ def test_two_engines_in_one_process(tiny_models: dict[str, Path]) -> None:
 
 def test_closing_frees_memory(bundled_model: str) -> None:
     settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "show_progress": False}
+    settings["quantizer"] = {"name": "gguf", "options": {"mode": "dequantize"}}
     params = SamplingParams(max_tokens=4, temperature=0.0)
     with LLM(bundled_model, **settings) as llm:
         first = llm.generate(["The capital of France is"], params)[0].text
