@@ -104,6 +104,27 @@ def dequantized(quantizer: Quantizer, facts: CheckpointFacts) -> dict[str, torch
     return weights
 
 
+def weights_that_differ(
+    folder: Path, make: Callable[[CheckpointFacts], Quantizer]
+) -> dict[str, bool]:
+    """For each weight that the folder's `expected.safetensors` has dequantized by the tool (named
+    `dequant.` and the tensor), whether a quantizer's, rounded to the same type, has other bits."""
+    import torch
+    from safetensors.torch import load_file
+
+    facts = facts_of(folder)
+    quantizer, source = make(facts), source_of(facts)
+    differ = {}
+    for name, wanted in load_file(folder / "expected.safetensors").items():
+        if name.startswith("dequant."):
+            layer = name.removeprefix("dequant.").removesuffix(".weight")
+            rows, columns = wanted.shape
+            scheme = quantizer.scheme(WeightSpec(layer, (rows, columns), "linear"))
+            stored = {one.name: source.read(f"{layer}.{one.name}") for one in scheme.parameters}
+            differ[name] = not torch.equal(scheme.dequantize(stored).to(wanted.dtype), wanted)
+    return differ
+
+
 class RoundingDecoder(DenseDecoder):
     """A `DenseDecoder` whose linear layers round their inputs.
 

@@ -7,11 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
-from pegboard.interfaces.quantizer import QuantizerContext, WeightSpec
-from pegboard.testing.quantized_checkpoint import facts_of, largest_logprob_error, source_of
+from pegboard.interfaces.quantizer import QuantizerContext
+from pegboard.testing.quantized_checkpoint import largest_logprob_error, weights_that_differ
 from pegboard_awq.quantizer import AWQQuantizer
 from pegboard_quant.options import ActivationOptions
 
@@ -25,19 +24,10 @@ def folder(request: pytest.FixtureRequest, root: Path) -> Path:
 
 
 def test_weights_are_those_of_the_tool_bit_for_bit(folder: Path) -> None:
-    facts = facts_of(folder)
-    quantizer = AWQQuantizer(QuantizerContext(facts, "float32"), ActivationOptions())
-    source = source_of(facts)
-    expected = load_file(folder / "expected.safetensors")
-    names = [name for name in expected if name.startswith("dequant.")]
-    assert len(names) == 4
-    for name in names:
-        wanted = expected[name]
-        layer = name.removeprefix("dequant.").removesuffix(".weight")
-        rows, columns = wanted.shape
-        scheme = quantizer.scheme(WeightSpec(layer, (rows, columns), "linear"))
-        stored = {one.name: source.read(f"{layer}.{one.name}") for one in scheme.parameters}
-        assert torch.equal(scheme.dequantize(stored).to(wanted.dtype), wanted), name
+    differ = weights_that_differ(
+        folder, lambda facts: AWQQuantizer(QuantizerContext(facts, "float32"), ActivationOptions())
+    )
+    assert len(differ) == 4 and not any(differ.values()), differ
 
 
 def test_logits_are_those_of_the_tool(folder: Path, tmp_path: Path) -> None:

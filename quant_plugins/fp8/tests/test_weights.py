@@ -8,11 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
 from pegboard.interfaces.quantizer import QuantizerContext, StoredParameter, WeightSpec
 from pegboard.testing.linear_weight import dense
-from pegboard.testing.quantized_checkpoint import dequantized, facts_of
+from pegboard.testing.quantized_checkpoint import weights_that_differ
 from pegboard_fp8.plan import Float8Form
 from pegboard_fp8.quantizer import Float8Scheme, FP8Quantizer
 from pegboard_quant.eight_bit import Rule
@@ -31,15 +30,11 @@ FIXTURES = (
 
 @pytest.mark.parametrize("name", FIXTURES)
 def test_weights_are_the_tools_bit_for_bit(quant_data: Path, name: str) -> None:
-    facts = facts_of(quant_data / name)
-    quantizer = FP8Quantizer(QuantizerContext(facts, "float32"), CheckpointOptions())
-    weights = dequantized(quantizer, facts)
-    expected = load_file(quant_data / name / "expected.safetensors")
-    compared = [key for key in expected if key.startswith("dequant.")]
-    assert compared
-    for key in compared:
-        got = weights[key.removeprefix("dequant.")].to(expected[key].dtype)
-        assert torch.equal(got, expected[key]), key
+    differ = weights_that_differ(
+        quant_data / name,
+        lambda facts: FP8Quantizer(QuantizerContext(facts, "float32"), CheckpointOptions()),
+    )
+    assert differ and not any(differ.values()), differ
 
 
 sizes = st.integers(1, 9)
