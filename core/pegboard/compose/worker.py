@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pegboard.compose.kv_scales import read_kv_scales
 from pegboard.compose.making import Maker
+from pegboard.compose.tied_head import check_tied_head
 from pegboard.errors import (
     KernelUnusable,
 )
@@ -76,6 +77,7 @@ def worker_parts(composition: Composition, maker: Maker, on_tensor: OnTensor) ->
         return maker.make(composition.parts[interface], context)
 
     source = build("checkpoint_source", composition.facts)
+    check_tied_head(composition, source)
 
     return WorkerParts(
         shape=composition.shape,

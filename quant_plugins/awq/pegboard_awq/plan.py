@@ -11,16 +11,16 @@ from pegboard_quant.names import contains_any
 from pegboard_quant.options import ActivationOptions
 from pegboard_quant.planning import (
     WORD_BITS,
+    bytes_of,
     check_activation_groups,
-    code_bytes,
     code_format,
     flag,
     group_count,
     is_plain,
     missing_weight,
     modules_with,
-    plain_bytes,
-    plain_parameters,
+    packed_bytes,
+    parameters_of,
     refuse_unknown,
     texts,
     whole,
@@ -69,15 +69,22 @@ class AWQLayer:
 
     Attributes:
         settings: what the config says.
+        shape: of the weight.
         num_groups: of a row.
         group_size: inputs a group.
         parameters: the tensors.
     """
 
     settings: AWQSettings
+    shape: tuple[int, int]
     num_groups: int
     group_size: int
     parameters: tuple[StoredParameter, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """In memory: codes of 4 bits, scales and zeros."""
+        return packed_bytes(BITS, self.shape, self.num_groups, mapped=False)
 
 
 def settings_of(facts: CheckpointFacts) -> AWQSettings:
@@ -146,7 +153,7 @@ def awq_layer(layer: WeightSpec, facts: CheckpointFacts) -> AWQLayer | None:
         StoredParameter("qzeros", (num_groups, width), "int32", groups_cut, EACH, "out"),
         StoredParameter("scales", (num_groups, out_features), None, groups_cut),
     )
-    return AWQLayer(settings, num_groups, size, stored)
+    return AWQLayer(settings, layer.shape, num_groups, size, stored)
 
 
 def parameters(layer: WeightSpec, facts: CheckpointFacts) -> tuple[StoredParameter, ...]:
@@ -155,18 +162,14 @@ def parameters(layer: WeightSpec, facts: CheckpointFacts) -> tuple[StoredParamet
     Raises:
         CheckpointError: config and tensors contradict each other, or there are none.
     """
-    found = awq_layer(layer, facts)
-    return plain_parameters(layer) if found is None else found.parameters
+    return parameters_of(layer, awq_layer(layer, facts))
 
 
 def resident_bytes(
     layer: WeightSpec, facts: CheckpointFacts, dtype: str, options: ActivationOptions | None
 ) -> int:
     """Bytes in memory: codes of 4 bits, scales and zeros; or the weight in floats."""
-    found = awq_layer(layer, facts)
-    if found is None:
-        return plain_bytes(layer, dtype)
-    return code_bytes("uint4", layer.shape, found.num_groups, numbers=2)
+    return bytes_of(layer, awq_layer(layer, facts), dtype)
 
 
 def formats(facts: CheckpointFacts, options: ActivationOptions) -> tuple[str, ...]:

@@ -7,36 +7,24 @@ from collections.abc import Mapping
 import torch
 
 from pegboard.errors import CheckpointError
-from pegboard.interfaces.quantizer import (
-    LinearWeight,
-    Quantizer,
-    QuantizerContext,
-    Scheme,
-    WeightSpec,
-)
+from pegboard.interfaces.quantizer import LinearWeight, Scheme, WeightSpec
 from pegboard_awq.packing import unpack_outputs
 from pegboard_awq.plan import BITS, CODES, AWQLayer, awq_layer
 from pegboard_quant.codes import UnsignedCodes, canonical
 from pegboard_quant.options import ActivationOptions
-from pegboard_quant.planning import code_format, plain_parameters
-from pegboard_quant.schemes import FloatScheme, StoredScheme, finite_scales
+from pegboard_quant.planning import code_format
+from pegboard_quant.quantizer import CheckpointQuantizer
+from pegboard_quant.schemes import StoredScheme, finite_scales
 
 _MIDDLE = 1 << (BITS - 1)
 
 
-class AWQQuantizer(Quantizer):
-    """Reads layers in codes; those that the checkpoint keeps in floats stay so."""
+class AWQQuantizer(CheckpointQuantizer[ActivationOptions]):
+    """Reads layers in the version `gemm`."""
 
-    def __init__(self, context: QuantizerContext, options: ActivationOptions) -> None:
-        self._facts = context.facts
-        self._dtype: torch.dtype = getattr(torch, context.dtype)
-        self._options = options
-
-    def scheme(self, weight: WeightSpec) -> Scheme:
-        found = awq_layer(weight, self._facts)
-        if found is None:
-            return FloatScheme(weight, plain_parameters(weight), self._dtype)
-        return AWQScheme(weight, found, self._options)
+    def coded(self, weight: WeightSpec) -> Scheme | None:
+        layer = awq_layer(weight, self.facts)
+        return None if layer is None else AWQScheme(weight, layer, self.options)
 
 
 class AWQScheme(StoredScheme):

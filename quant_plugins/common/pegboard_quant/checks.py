@@ -11,6 +11,8 @@ from pegboard.interfaces.quantizer import StoredParameter
 
 GET_AGAIN = "get the checkpoint again, or quantize it anew"
 
+_E4M3_NAN = 0x7F
+
 
 def check_stored(
     layer: str, stored: Sequence[StoredParameter], tensors: Mapping[str, torch.Tensor]
@@ -56,6 +58,18 @@ def check_finite(name: str, tensor: torch.Tensor) -> None:
     """
     if not bool(tensor.float().isfinite().all()):
         raise CheckpointError(f"tensor {name}", "holds numbers that are not finite", fix=GET_AGAIN)
+
+
+def check_no_nan(name: str, codes: torch.Tensor) -> None:
+    """Checks codes of one byte, of any shape: e4m3 has a NaN, of either sign, and no infinity.
+
+    Raises:
+        CheckpointError: one is a NaN.
+    """
+    if not codes.is_floating_point():
+        return
+    if bool(((codes.view(torch.uint8) & _E4M3_NAN) == _E4M3_NAN).any()):
+        raise CheckpointError(f"tensor {name}", "holds NaNs", fix=GET_AGAIN)
 
 
 def check_positive(name: str, tensor: torch.Tensor) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 from pegboard.errors import CheckpointError, ConfigError
 from pegboard.interfaces.checkpoint import CheckpointFacts
@@ -22,6 +22,34 @@ WORD_BITS = 32
 
 ACTIVATION_BLOCK = 32
 """Inputs that share a scale where activations are quantized in groups."""
+
+
+MAP_BYTES = 4
+"""Bytes an input, where a map says which group it is in."""
+
+
+class CodedLayer(Protocol):
+    """How a checkpoint keeps a layer in codes.
+
+    Attributes:
+        parameters: the tensors.
+        num_bytes: in memory.
+    """
+
+    @property
+    def parameters(self) -> tuple[StoredParameter, ...]: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+
+def parameters_of(layer: WeightSpec, found: CodedLayer | None) -> tuple[StoredParameter, ...]:
+    """The tensors of a layer: those of its codes, or, where there are none, of its floats."""
+    return plain_parameters(layer) if found is None else found.parameters
+
+
+def bytes_of(layer: WeightSpec, found: CodedLayer | None, dtype: str) -> int:
+    """Bytes in memory of a layer, in codes, or in floats of a type."""
+    return plain_bytes(layer, dtype) if found is None else found.num_bytes
 
 
 def is_plain(layer: WeightSpec, facts: CheckpointFacts) -> bool:
@@ -54,6 +82,19 @@ def code_bytes(kind: str, shape: tuple[int, int], num_groups: int, numbers: int 
     return out_features * row
 
 
+def packed_bytes(bits: int, shape: tuple[int, int], num_groups: int, *, mapped: bool) -> int:
+    """Bytes in memory of a weight in whole-number codes, with a scale and a zero a group.
+
+    Args:
+        bits: of a code.
+        shape: [out_features, in_features].
+        num_groups: of a row.
+        mapped: a map says which group an input is in.
+    """
+    num_bytes = code_bytes(code_format(bits, "float"), shape, num_groups, numbers=2)
+    return num_bytes + (MAP_BYTES * shape[1] if mapped else 0)
+
+
 def code_format(bits: int, activations: str) -> str:
     """The weight format of whole-number codes: up to 4 bits travel as `uint4`, more as `int8`.
 
@@ -63,6 +104,16 @@ def code_format(bits: int, activations: str) -> str:
     """
     kind = "uint4" if bits <= 4 else "int8"
     return f"{kind}:grouped" if activations == "int8" else kind
+
+
+def wrong_method(facts: CheckpointFacts, allowed: Iterable[str]) -> CheckpointError:
+    """The error of a checkpoint whose method is none of those that are read."""
+    return CheckpointError(
+        facts.path,
+        f"is quantized by {facts.quantization or 'nothing'}",
+        allowed=", ".join(allowed),
+        fix="quantizer: auto",
+    )
 
 
 def missing_weight(layer: WeightSpec, facts: CheckpointFacts, *others: str) -> CheckpointError:

@@ -8,14 +8,8 @@ MAX = 448.0
 """The largest number; what is larger is clamped to it, whatever torch's own cast does there."""
 
 CODES = torch.float8_e4m3fn
-_NAN = 0x7F
 
 
 def to_e4m3(numbers: torch.Tensor) -> torch.Tensor:
     """The nearest codes of float32 numbers, ties to even; a NaN stays one. Of the numbers' shape."""
     return numbers.float().clamp(-MAX, MAX).to(CODES)
-
-
-def any_nan(codes: torch.Tensor) -> bool:
-    """Whether one of the codes is a NaN; all others are finite."""
-    return bool(((codes.view(torch.uint8) & _NAN) == _NAN).any())

@@ -11,7 +11,7 @@ import pytest
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts, TensorFact, TokenizerFacts
 from pegboard.interfaces.quantizer import StoredKVScales, WeightSpec
-from pegboard_fp8.plan import form_of, formats, kv_scales, notes, parameters, resident_bytes
+from pegboard_fp8.plan import formats, kv_scales, notes, parameters, resident_bytes, stored_layer
 from pegboard_quant.options import CheckpointOptions
 
 FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
@@ -74,7 +74,7 @@ WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "tensor"}
 @pytest.mark.parametrize("key", ["ignored_layers", "modules_to_not_convert"])
 def test_a_layer_is_ignored_by_any_spelling_of_its_name(key: str, ignored: str) -> None:
     facts = facts_of(FP8 | {key: [ignored]}, stored(LAYER, BF16, None))
-    assert form_of(LAYER, facts) is None
+    assert stored_layer(LAYER, facts) is None
     (weight,) = parameters(LAYER, facts)
     assert (weight.name, weight.dtype) == ("weight", None)
     assert resident_bytes(LAYER, facts, "bfloat16", None) == 32 * 64 * 2
@@ -83,15 +83,15 @@ def test_a_layer_is_ignored_by_any_spelling_of_its_name(key: str, ignored: str) 
 @pytest.mark.parametrize("other", ["mlp.gate", "model.layers.31", "gate", "up_proj", "lm_head"])
 def test_part_of_a_word_ignores_nothing(other: str) -> None:
     facts = facts_of(FP8 | {"modules_to_not_convert": [other]}, stored(LAYER))
-    assert form_of(LAYER, facts) is not None
+    assert stored_layer(LAYER, facts) is not None
 
 
 @pytest.mark.parametrize("ignored", [["model.layers.*"], ["*gate_proj"], ["*gate_up_proj*"]])
 def test_modelopt_ignores_by_patterns(ignored: list[str]) -> None:
     config = MODELOPT | {"exclude_modules": ignored}
-    assert form_of(LAYER, facts_of(config, stored(LAYER, BF16, None))) is None
+    assert stored_layer(LAYER, facts_of(config, stored(LAYER, BF16, None))) is None
     with pytest.raises(CheckpointError, match=r"leaves .* in floats"):
-        form_of(LAYER, facts_of(config, stored(LAYER)))
+        stored_layer(LAYER, facts_of(config, stored(LAYER)))
 
 
 @pytest.mark.parametrize(
@@ -104,23 +104,23 @@ def test_modelopt_ignores_by_patterns(ignored: list[str]) -> None:
 )
 def test_codes_of_which_the_config_says_nothing_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match="stored as float8_e4m3fn, and quantization_config"):
-        form_of(LAYER, facts_of(config, stored(LAYER)))
+        stored_layer(LAYER, facts_of(config, stored(LAYER)))
 
 
 def test_a_quantized_embedding_and_head_are_read_where_the_config_means_them() -> None:
     tensors = stored(HEAD) | stored(EMBEDDING)
     for layer in (HEAD, EMBEDDING):
-        assert form_of(layer, facts_of(FP8, tensors)) is not None
+        assert stored_layer(layer, facts_of(FP8, tensors)) is not None
     linear_only = compressed({"weights": WEIGHTS})
-    assert form_of(HEAD, facts_of(linear_only, tensors)) is not None
+    assert stored_layer(HEAD, facts_of(linear_only, tensors)) is not None
     with pytest.raises(CheckpointError, match=r"embed_tokens\.weight: stored as float8"):
-        form_of(EMBEDDING, facts_of(linear_only, tensors))
+        stored_layer(EMBEDDING, facts_of(linear_only, tensors))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float8_e5m2", "uint8"])
 def test_other_codes_are_refused(dtype: str) -> None:
     with pytest.raises(CheckpointError, match=f"stored as {dtype}.*allowed: a weight in floats"):
-        form_of(LAYER, facts_of(FP8, stored(LAYER, dtype)))
+        stored_layer(LAYER, facts_of(FP8, stored(LAYER, dtype)))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_other_codes_are_refused(dtype: str) -> None:
 )
 def test_one_scale_or_one_a_row_as_its_shape_says(scale: tuple[int, ...], is_whole: bool) -> None:
     facts = facts_of(STATIC, stored(LAYER, E4M3, scale))
-    form = form_of(LAYER, facts)
+    form = stored_layer(LAYER, facts)
     assert form is not None and form.blocks.block == ((32, 64) if is_whole else (1, 64))
     names = {one.name: one.shape for one in parameters(LAYER, facts)}
     assert names["weight_scale"] == scale and "input_scale" in names
@@ -176,7 +176,7 @@ def test_blocks_are_counted_up(shape: tuple[int, int], grid: tuple[int, int]) ->
 )
 def test_what_is_not_known_of_a_config_is_refused_by_its_key(key: str, value: object) -> None:
     with pytest.raises(CheckpointError, match=rf"quantization_config\.{key}"):
-        form_of(LAYER, facts_of(FP8 | {key: value}, stored(LAYER)))
+        stored_layer(LAYER, facts_of(FP8 | {key: value}, stored(LAYER)))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_what_is_not_known_of_a_config_is_refused_by_its_key(key: str, value: ob
 )
 def test_what_is_not_float8_of_a_group_is_refused(group: dict[str, Any], key: str) -> None:
     with pytest.raises(CheckpointError, match=key):
-        form_of(LAYER, facts_of(compressed(group), stored(LAYER)))
+        stored_layer(LAYER, facts_of(compressed(group), stored(LAYER)))
 
 
 def test_formats_are_those_of_the_inputs_unless_they_are_to_stay_float() -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from pegboard.interfaces.quantizer import QuantizerContext, StoredParameter, WeightSpec
 from pegboard.testing.linear_weight import dense
 from pegboard.testing.quantized_checkpoint import weights_that_differ
-from pegboard_fp8.plan import Float8Form
-from pegboard_fp8.quantizer import Float8Scheme, FP8Quantizer
+from pegboard_fp8.quantizer import FP8Quantizer
 from pegboard_quant.eight_bit import Rule
+from pegboard_quant.eight_bit_layers import FLOAT8, EightBitLayer
+from pegboard_quant.eight_bit_scheme import EightBitScheme
 from pegboard_quant.options import CheckpointOptions
 from pegboard_quant.scale_blocks import ScaleBlocks
 
@@ -70,12 +71,10 @@ def test_one_scale_of_an_already_fused_weight_is_of_all_its_rows(shape: tuple[in
 
 def scheme(
     blocks: ScaleBlocks, rule: Rule, scale_shape: tuple[int, ...] | None = None
-) -> Float8Scheme:
+) -> EightBitScheme:
     stored = (
         StoredParameter("weight", blocks.shape, "float8_e4m3fn"),
         StoredParameter("weight_scale", blocks.grid if scale_shape is None else scale_shape),
     )
-    form = Float8Form(rule, "weight_scale", blocks)
-    return Float8Scheme(
-        WeightSpec("fused", blocks.shape, "linear"), stored, form, CheckpointOptions()
-    )
+    layer = EightBitLayer(FLOAT8, rule, "weight_scale", blocks, stored)
+    return EightBitScheme(WeightSpec("fused", blocks.shape, "linear"), layer, CheckpointOptions())

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.quantizer import StoredKVScales, StoredParameter, WeightSpec
-from pegboard_gptq import gptq_plan, packed_plan
+from pegboard_gptq import gptq_plan
 from pegboard_gptq.config import settings_of
 from pegboard_gptq.gptq_plan import GPTQLayer, gptq_layer
-from pegboard_gptq.packed_plan import PackedLayer, packed_layer
+from pegboard_quant import packed_layers
 from pegboard_quant.compressed_tensors import METHODS, parse
 from pegboard_quant.kv_scales import compressed_kv_scales
 from pegboard_quant.options import ActivationOptions
+from pegboard_quant.packed_layers import PackedLayer, packed_layer, packed_sizes
 from pegboard_quant.planning import (
+    bytes_of,
     check_activation_groups,
-    code_bytes,
     code_format,
     is_plain,
     missing_weight,
     modules_with,
-    plain_bytes,
-    plain_parameters,
+    parameters_of,
 )
-
-_MAP_BYTES = 4
 
 
 def stored_layer(layer: WeightSpec, facts: CheckpointFacts) -> GPTQLayer | PackedLayer | None:
@@ -35,7 +33,7 @@ def stored_layer(layer: WeightSpec, facts: CheckpointFacts) -> GPTQLayer | Packe
     is_packed = facts.quantization in METHODS
     found = packed_layer(layer, facts) if is_packed else gptq_layer(layer, facts)
     if found is None and not is_plain(layer, facts):
-        codes = packed_plan.CODES if is_packed else gptq_plan.CODES
+        codes = packed_layers.CODES if is_packed else gptq_plan.CODES
         raise missing_weight(layer, facts, f"{layer.name}.{codes}")
     return found
 
@@ -46,20 +44,14 @@ def parameters(layer: WeightSpec, facts: CheckpointFacts) -> tuple[StoredParamet
     Raises:
         CheckpointError: config and tensors contradict each other, or there are none.
     """
-    found = stored_layer(layer, facts)
-    return plain_parameters(layer) if found is None else found.parameters
+    return parameters_of(layer, stored_layer(layer, facts))
 
 
 def resident_bytes(
     layer: WeightSpec, facts: CheckpointFacts, dtype: str, options: ActivationOptions | None
 ) -> int:
     """Bytes in memory: codes of 4 or 8 bits, scales and zeros; or the weight in floats."""
-    found = stored_layer(layer, facts)
-    if found is None:
-        return plain_bytes(layer, dtype)
-    kind = code_format(found.bits, "float")
-    num_bytes = code_bytes(kind, layer.shape, found.num_groups, numbers=2)
-    return num_bytes + (_MAP_BYTES * layer.shape[1] if found.has_map else 0)
+    return bytes_of(layer, stored_layer(layer, facts), dtype)
 
 
 def formats(facts: CheckpointFacts, options: ActivationOptions) -> tuple[str, ...]:
@@ -69,7 +61,8 @@ def formats(facts: CheckpointFacts, options: ActivationOptions) -> tuple[str, ..
         CheckpointError: the config says what is not known.
         ConfigError: its groups do not go together with quantized activations.
     """
-    stored = _packed_bits(facts) if facts.quantization in METHODS else _gptq_bits(facts)
+    is_packed = facts.quantization in METHODS
+    stored = packed_sizes(parse(facts).groups) if is_packed else _gptq_sizes(facts)
     for group_size in sorted({size for _, size in stored}):
         check_activation_groups(group_size, options.activations)
     return ("float", *sorted({code_format(bits, options.activations) for bits, _ in stored}))
@@ -84,14 +77,7 @@ def kv_scales(facts: CheckpointFacts) -> tuple[StoredKVScales, ...]:
     return compressed_kv_scales(facts) if facts.quantization in METHODS else ()
 
 
-def _gptq_bits(facts: CheckpointFacts) -> set[tuple[int, int]]:
+def _gptq_sizes(facts: CheckpointFacts) -> set[tuple[int, int]]:
     """Bits and group sizes of the layers in codes."""
     found = (settings_of(module, facts) for module in modules_with(gptq_plan.CODES, facts))
     return {(settings.bits, settings.group_size) for settings in found if settings is not None}
-
-
-def _packed_bits(facts: CheckpointFacts) -> set[tuple[int, int]]:
-    args = [
-        packed_plan.checked(group) for group in parse(facts).groups if group.weights is not None
-    ]
-    return {(one.bits, one.group_size or -1) for one in args}

@@ -7,41 +7,30 @@ from collections.abc import Mapping
 import torch
 
 from pegboard.errors import CheckpointError
-from pegboard.interfaces.quantizer import (
-    LinearWeight,
-    Quantizer,
-    QuantizerContext,
-    Scheme,
-    WeightSpec,
-)
+from pegboard.interfaces.quantizer import LinearWeight, Scheme, WeightSpec
 from pegboard_gptq.gptq_plan import CODES, GPTQLayer
-from pegboard_gptq.packed_plan import CODES as PACKED_CODES
-from pegboard_gptq.packed_plan import ZEROS, PackedLayer
 from pegboard_gptq.plan import stored_layer
 from pegboard_gptq.zeros import zeros_of
-from pegboard_quant.bitstream import unpack, unpack_apart
+from pegboard_quant.bitstream import unpack
 from pegboard_quant.checks import GET_AGAIN
 from pegboard_quant.codes import UnsignedCodes, canonical, group_map_of
 from pegboard_quant.options import ActivationOptions
-from pegboard_quant.planning import code_format, plain_parameters
-from pegboard_quant.schemes import FloatScheme, StoredScheme, finite_scales
+from pegboard_quant.packed_scheme import PackedScheme
+from pegboard_quant.planning import code_format
+from pegboard_quant.quantizer import CheckpointQuantizer
+from pegboard_quant.schemes import StoredScheme, finite_scales
 
 
-class GPTQQuantizer(Quantizer):
-    """Reads layers in codes; those that the checkpoint keeps in floats stay so."""
+class GPTQQuantizer(CheckpointQuantizer[ActivationOptions]):
+    """Reads layers as GPTQ's tools and compressed-tensors have them."""
 
-    def __init__(self, context: QuantizerContext, options: ActivationOptions) -> None:
-        self._facts = context.facts
-        self._dtype: torch.dtype = getattr(torch, context.dtype)
-        self._options = options
-
-    def scheme(self, weight: WeightSpec) -> Scheme:
-        found = stored_layer(weight, self._facts)
-        if found is None:
-            return FloatScheme(weight, plain_parameters(weight), self._dtype)
-        if isinstance(found, GPTQLayer):
-            return GPTQScheme(weight, found, self._options)
-        return PackedScheme(weight, found, self._options)
+    def coded(self, weight: WeightSpec) -> Scheme | None:
+        layer = stored_layer(weight, self.facts)
+        if layer is None:
+            return None
+        if isinstance(layer, GPTQLayer):
+            return GPTQScheme(weight, layer, self.options)
+        return PackedScheme(weight, layer, self.options)
 
 
 class GPTQScheme(StoredScheme):
@@ -80,56 +69,6 @@ class GPTQScheme(StoredScheme):
                     "is zero throughout, and desc_act says that groups are not consecutive",
                     fix=GET_AGAIN,
                 )
-            return None
-        grouped = self.format.endswith(":grouped")
-        return group_map_of(name, stored, self._layer.group_size, blocks=grouped)
-
-
-class PackedScheme(StoredScheme):
-    """`weight_packed`, `weight_scale` and their kin, with the outputs first."""
-
-    def __init__(self, weight: WeightSpec, layer: PackedLayer, options: ActivationOptions) -> None:
-        weight_format = code_format(layer.bits, options.activations)
-        super().__init__(weight, layer.parameters, weight_format)
-        self._layer = layer
-
-    def canonical(self, parameters: Mapping[str, torch.Tensor]) -> LinearWeight:
-        layer, name, shape = self._layer, self.weight.name, self.weight.shape
-        stored_shape = tuple(parameters["weight_shape"].tolist())
-        if stored_shape != shape:
-            raise CheckpointError(
-                f"tensor {name}.weight_shape",
-                f"says {list(stored_shape)}",
-                allowed=f"{list(shape)}",
-                fix=GET_AGAIN,
-            )
-        read = unpack_apart if layer.codes_apart else unpack
-        scales = finite_scales(f"{name}.weight_scale", parameters["weight_scale"])
-        codes = UnsignedCodes(
-            values=read(parameters[PACKED_CODES], layer.bits, shape[1]),
-            bits=layer.bits,
-            scales=scales.expand(shape[0], 1) if scales.ndim == 1 else scales,
-            zeros=self._zeros(parameters),
-            group_size=layer.group_size,
-            group_map=self._group_map(parameters.get("weight_g_idx")),
-        )
-        return canonical(codes, self.format)
-
-    def _zeros(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Of unsigned codes: half of their range above those of the signed ones that the config
-        means, which is how the file has them too."""
-        layer, out_features = self._layer, self.weight.shape[0]
-        if layer.args.symmetric:
-            return torch.full((out_features, layer.num_groups), 1 << (layer.bits - 1))
-        read = unpack_apart if layer.zeros_apart else unpack
-        return read(parameters[ZEROS], layer.bits, out_features, axis=0)
-
-    def _group_map(self, stored: torch.Tensor | None) -> torch.Tensor | None:
-        """The groups of inputs, where they are not consecutive; -1 throughout was never filled in."""
-        if stored is None or self._layer.num_groups == 1:
-            return None
-        name = f"{self.weight.name}.weight_g_idx"
-        if not self._layer.args.reordered and bool((stored == -1).all()):
             return None
         grouped = self.format.endswith(":grouped")
         return group_map_of(name, stored, self._layer.group_size, blocks=grouped)

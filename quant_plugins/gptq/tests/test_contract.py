@@ -13,10 +13,9 @@ from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.quantizer import Quantizer, QuantizerContext
 from pegboard.testing.quantized_checkpoint import facts_of, source_of, write_checkpoint
 from pegboard.testing.quantizer import QuantizerContract, QuantizerUnderTest
-from pegboard_gptq import packing
 from pegboard_gptq.plan import parameters, resident_bytes
 from pegboard_gptq.quantizer import GPTQQuantizer
-from pegboard_quant import gptq_layout
+from pegboard_quant import gptq_layout, packed_scheme
 from pegboard_quant.codes import UnsignedCodes
 from pegboard_quant.options import ActivationOptions
 from pegboard_quant.rounding import Zeros, round_to_nearest
@@ -118,7 +117,7 @@ class PackedContract(GPTQContract):
     def written(self, values: torch.Tensor) -> Written:
         codes = round_to_nearest(values, self.bits, self.group_size, self.zeros, torch.bfloat16)
         symmetric = self.zeros == "middle"
-        return packing.stored_tensors(codes, torch.bfloat16, symmetric=symmetric)
+        return packed_scheme.stored_tensors(codes, torch.bfloat16, symmetric=symmetric)
 
 
 class TestPackedThreeBits(PackedContract):
