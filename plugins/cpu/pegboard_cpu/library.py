@@ -13,6 +13,8 @@ from typing import Any, cast
 from weakref import WeakValueDictionary
 
 LIBRARY = "libpegboard_cpu.so"
+INSTRUCTION_SETS = ("avx512_vnni", "avx512", "avx2", "portable")
+"""What the kernels are built for, the fastest first."""
 
 POINTER = ctypes.c_void_p
 INT = ctypes.c_int
@@ -38,8 +40,8 @@ def function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
 
 
 def instruction_set() -> str:
-    """`avx512`, `avx2` or `portable`: the best that this processor has, or what the environment
-    variable PEGBOARD_CPU_ISA names."""
+    """The first of `INSTRUCTION_SETS` that this processor has, or the one that the environment variable
+    PEGBOARD_CPU_ISA names."""
     name: bytes = function("pb_instruction_set", ctypes.c_char_p)()
     return name.decode()
 

@@ -163,7 +163,9 @@ def test_inputs_of_all_sizes(format: str) -> None:
     y = kernel(format).linear(x, packed)
     assert bool((y[0] == 0).all() and y[1].isfinite().all())
     assert not y[2:4].isfinite().any()
-    assert torch.equal(y[4], emulated(x, coded_weight(format, (19, 64), Form(32), "cpu"))[4])
+    # a half that is rounded the other way changes an output by a weight; fused sums by far less
+    expected = emulated(x, coded_weight(format, (19, 64), Form(32), "cpu"))
+    torch.testing.assert_close(y[4], expected[4], rtol=0, atol=1e-3)
 
 
 def test_zeros_that_are_no_whole_numbers() -> None:

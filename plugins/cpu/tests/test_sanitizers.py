@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pegboard_cpu.library import INSTRUCTION_SETS
+
 PLUGIN = Path(__file__).parents[1]
 
 pytestmark = [
@@ -50,9 +52,8 @@ def test_calls_of_odd_shapes(
     preload = subprocess.check_output(["g++", f"-print-file-name={runtime}"], text=True).strip()
     library = tmp_path / "libpegboard_cpu.so"
     options |= {"LD_PRELOAD": preload, "OPENBLAS_NUM_THREADS": "1"}
-    sets = ("portable", "avx2", "avx512", "avx512_vnni")
     for name, calls in product(
-        sets, ("native_calls", "native_codes", "native_bytes", "native_layers")
+        INSTRUCTION_SETS, ("native_calls", "native_codes", "native_bytes", "native_layers")
     ):
         environment = {**options, "PEGBOARD_CPU_ISA": name, "PYTHONPATH": str(PLUGIN)}
         run(sys.executable, "-m", f"tests.{calls}", library, environment=environment)

@@ -1,4 +1,4 @@
-"""The tests of linear layers for each instruction set that this processor has."""
+"""The tests of kernels for each instruction set that this processor has."""
 
 from __future__ import annotations
 
@@ -9,18 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from pegboard_cpu.library import instruction_set
+from pegboard_cpu.library import INSTRUCTION_SETS, instruction_set
 
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", ["avx512_vnni", "avx512", "avx2", "portable"])
+def test_attention_contract_with_the_plainest_instruction_set() -> None:
+    _run("portable", "test_contract_attention.py")
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_products_with_instruction_set(name: str) -> None:
     _run(name, "test_linear_memory.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["avx512_vnni", "avx512", "avx2", "portable"])
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_all_of_attention_with_instruction_set(name: str) -> None:
+    _run(name, "test_contract_attention.py", "test_attention.py", "test_attention_bits.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_all_of_linear_layers_with_instruction_set(name: str) -> None:
     _run(
         *(name, "test_linear.py", "test_codes.py", "test_w8a8.py", "test_float8.py"),
