@@ -23,7 +23,7 @@ from pegboard.server.connection import BoundedConnection
 from pegboard.server.engine_client import EngineClient
 from pegboard.server.keys import read_keys
 from pegboard.server.logs import configure_logging
-from pegboard.server.messages import Start
+from pegboard.server.messages import Ready, Start
 from pegboard.server.served_model import ServedModel, Tokenizer
 from pegboard.server.startup_lines import log_settings
 
@@ -51,12 +51,7 @@ def serve(config: Config) -> int:
     with _listen(config.server.host, config.server.port) as listener:
         prepared = prepare(config)
         log_settings(config)
-        tokenizer = load_tokenizer(prepared)
-        renderer = None
-        if tokenizer is not None and tokenizer.chat_template is not None:
-            renderer = ChatRenderer(tokenizer.chat_template, prepared.composition.facts.path)
-        model = _served_model(prepared, tokenizer, renderer)
-        return asyncio.run(_Supervisor(prepared, api_keys, model, renderer, listener).run())
+        return asyncio.run(_Supervisor(prepared, api_keys, listener).run())
 
 
 class _HttpServer(uvicorn.Server):
@@ -69,46 +64,48 @@ class _HttpServer(uvicorn.Server):
 
 class _Supervisor:
     def __init__(
-        self,
-        prepared: Prepared,
-        api_keys: tuple[str, ...],
-        model: ServedModel,
-        renderer: ChatRenderer | None,
-        listener: socket.socket,
+        self, prepared: Prepared, api_keys: tuple[str, ...], listener: socket.socket
     ) -> None:
         self._prepared = prepared
         self._config = prepared.config
         self._api_keys = api_keys
-        self._model = model
-        self._renderer = renderer
         self._listener = listener
         self._signalled = asyncio.Event()
 
     async def run(self) -> int:
         """The server's whole life. Raises UserError when the engine cannot be built."""
         self._engine = EngineClient(Start(to_wire(self._prepared)))
+        starting = asyncio.create_task(self._engine.start())
+        try:
+            # The tokenizer is read while the engine's process starts.
+            tokenizer, self._renderer = await asyncio.to_thread(_text_parts, self._prepared)
+            self._model = _served_model(self._prepared, tokenizer, self._renderer)
+            return await self._answer(starting)
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await self._engine.stop()
+            logger.info("stopped")
+
+    async def _answer(self, starting: asyncio.Task[Ready]) -> int:
         self._service = Service(self._config.server, self._api_keys, self._model, self._engine)
         self._http = _HttpServer(_uvicorn_config(self._service))
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         self._handle_signals()
         logger.info("loading %s; listening on %s", self._model.root, self._url())
         try:
-            return await self._serve_until_the_end()
+            return await self._serve_until_the_end(starting)
         finally:
             self._service.draining = True
             self._http.should_exit = True
             await serving
-            await self._engine.stop()
             if self._renderer is not None:
                 await self._renderer.stop()
-            logger.info("stopped")
 
-    async def _serve_until_the_end(self) -> int:
+    async def _serve_until_the_end(self, starting: asyncio.Task[Ready]) -> int:
         signalled = asyncio.create_task(self._signalled.wait())
-        starting = asyncio.create_task(self._engine.start())
         await asyncio.wait({starting, signalled}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            starting.cancel()
             return 0
         try:
             facts = starting.result()
@@ -188,6 +185,14 @@ def _listen(host: str, port: int) -> socket.socket:
             fix="choose another with --port, or 0 for any free one",
         ) from None
     return listener
+
+
+def _text_parts(prepared: Prepared) -> tuple[Tokenizer | None, ChatRenderer | None]:
+    """The tokenizer, and what renders its chat template; None: the checkpoint has none."""
+    tokenizer = load_tokenizer(prepared)
+    if tokenizer is None or tokenizer.chat_template is None:
+        return tokenizer, None
+    return tokenizer, ChatRenderer(tokenizer.chat_template, prepared.composition.facts.path)
 
 
 def _served_model(
