@@ -2,8 +2,8 @@
 
 One pass multiplies so many rows with every weight of SmolLM2-135M once (30 layers and the head), so
 that weights come from memory as they do in a step. In each round all run a pass, in an order that
-turns: float weights, torch's product with them, and weights in codes of each format, in groups of 32.
-Writes a JSON file and the table of this folder's README.
+turns: float weights, torch's product with them, and weights in codes of each format. Writes a JSON file
+and the table of this folder's README.
 
     python examples/bench/bench_kernels.py
     PEGBOARD_CPU_ISA=avx2 python examples/bench/bench_kernels.py --threads 1 --rows 1 --rows 32
@@ -13,10 +13,8 @@ Writes a JSON file and the table of this folder's README.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +23,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from report import circumstances, markdown, write_table
+from report import circumstances, markdown, write_result, write_table
+from rounds import machine_limits
 from torch.nn import functional as F
 
 from pegboard.interfaces.kernel import KernelContext, LinearKernel
@@ -46,8 +45,21 @@ SHAPES = {
 """[out_features, in_features] of SmolLM2-135M's fused layers."""
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
-FORMATS = ("float", "uint4", "uint4:grouped", "int8", "int8:grouped")
 GROUP_SIZE = 32
+FORMATS = {
+    "float": None,
+    "uint4": GROUP_SIZE,
+    "uint4:grouped": GROUP_SIZE,
+    "int8": GROUP_SIZE,
+    "int8:grouped": GROUP_SIZE,
+    "int8:dynamic": None,
+    "int8:static": None,
+    "float8": None,
+    "float8:dynamic": None,
+    "float8:static": None,
+}
+"""Weight format to inputs a scale, as checkpoints have it; None: one scale an output, or none."""
+
 FMA_LIMITS = {
     "avx512_vnni": "fma512_fp32_gflop_s",
     "avx512": "fma512_fp32_gflop_s",
@@ -79,15 +91,14 @@ def main() -> None:
         "instruction_set": instruction_set(),
         "torch": torch.__version__,
         "rounds": options.rounds,
-        "machine": _machine(),
+        "machine": machine_limits(),
     }
     weights = _weights()
     result["cases"] = [
         case for threads in options.threads for case in measure(weights, threads, options)
     ]
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    write_table(HERE / "README.md", "bench_kernels", table(result))
+    write_result(options.out, result)
+    write_table(options.page, "bench_kernels", table(result))
 
 
 def measure(
@@ -135,7 +146,8 @@ def _row(result: dict[str, Any], case: dict[str, Any], format: str, num_bytes: i
     seconds, num_flops = case[format]["total"] / 1e3, 2 * num_rows * _num_weights()
     limit = num_bytes / machine[f"read_gb_s_{threads}t"] / 1e9
     # whole numbers are multiplied faster than floats: there the reading alone is a limit
-    if fma is not None and ":" not in format:
+    whole = ":" in format and not format.startswith("float8")
+    if fma is not None and not whole:
         limit = max(limit, num_flops / machine[f"{fma}_{threads}t"] / 1e9)
     row = [str(threads), str(num_rows), format, f"{seconds * 1e3:.1f}"]
     row += [f"{num_bytes / seconds / 1e9:.1f}", f"{num_flops / seconds / 1e9:.0f}"]
@@ -155,7 +167,8 @@ def _caption(result: dict[str, Any]) -> str:
             text += f" and {machine[f'{fma}_{threads}t']:.0f} GFLOP/s"
         limits.append(f"{text} with {threads} thread{'s' if threads > 1 else ''}")
     return (
-        f"float32 activations, {result['instruction_set']}, {result['cpu']}, torch {result['torch']}; "
+        f"float32 activations, 4-bit weights and those of `int8` and `int8:grouped` in groups of "
+        f"{GROUP_SIZE}, {result['instruction_set']}, {result['cpu']}, torch {result['torch']}; "
         f"medians of {result['rounds']} rounds, {result['clock']}. The limit is the slower of reading "
         "the weights and, for float inputs, multiplying, measured in the same run: "
         f"{'; '.join(limits)}. Load of the machine before it: {result['load_before']:.1f}. By layer "
@@ -200,17 +213,24 @@ def _weight(values: torch.Tensor, format: str) -> LinearWeight:
     kind, _, activations = format.partition(":")
     if kind == "float":
         return LinearWeight(format, shape, values=values)
-    bits = {"uint4": 4, "int8": 8}[kind]
-    codes = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
-    scales = torch.rand(out_features, in_features // GROUP_SIZE).half().float()
+    scales = torch.rand(out_features, in_features // (FORMATS[format] or in_features))
+    scales = scales.half().float()
     return LinearWeight(
         format,
         shape,
-        codes=codes if kind == "uint4" else codes.view(torch.int8),
+        codes=_codes(values, kind),
         scales=scales,
         zeros=torch.full_like(scales, 8.0) if kind == "uint4" else None,
-        activations="grouped" if activations else "float",
+        activations=cast(Any, activations or "float"),
+        input_scale=torch.ones(1) if activations == "static" else None,
     )
+
+
+def _codes(values: torch.Tensor, kind: str) -> torch.Tensor:
+    if kind == "float8":
+        return values.to(torch.float8_e4m3fn)
+    codes = torch.randint(0, 16 if kind == "uint4" else 256, values.shape, dtype=torch.uint8)
+    return codes if kind == "uint4" else codes.view(torch.int8)
 
 
 def _weights() -> Weights:
@@ -224,18 +244,16 @@ def _num_weights() -> int:
     return NUM_LAYERS * (sum(sizes.values()) - sizes["head"]) + sizes["head"]
 
 
-def _machine() -> dict[str, Any]:
-    command = [sys.executable, str(HERE / "peers" / "machine.py")]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    limits: dict[str, Any] = json.loads(output)
-    return limits
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", action="append", type=int, help="may be repeated")
     parser.add_argument("--threads", action="append", type=int, help="may be repeated")
-    parser.add_argument("--formats", action="append", choices=FORMATS, help="may be repeated")
+    parser.add_argument(
+        "--formats",
+        action="append",
+        choices=FORMATS,
+        help="may be repeated; all but static ones, which multiply as the dynamic ones do",
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
         "--cpu-time",
@@ -243,9 +261,12 @@ def _options() -> argparse.Namespace:
         help="processor time: on a busy machine, with --threads 1",
     )
     parser.add_argument("--out", type=Path, default=HERE / "results" / "kernels.json")
+    parser.add_argument("--page", type=Path, default=HERE / "README.md", help="gets the table")
     options = parser.parse_args()
     options.rows = options.rows or list(ROWS)
-    options.formats = options.formats or list(FORMATS)
+    options.formats = options.formats or [
+        format for format in FORMATS if not format.endswith(":static")
+    ]
     options.threads = options.threads or sorted({1, 2 ** ((os.cpu_count() or 1).bit_length() - 1)})
     return options
 

@@ -29,23 +29,34 @@ QUICKSTART = HERE.parent / "configs" / "quickstart.yaml"
 
 def main() -> None:
     options, about = _options(), circumstances()
-    seconds_to_ready(options.config)  # fills the caches
-    imports, starts = [], []
-    for number in range(options.starts):
-        imports.append(seconds_to_import_torch())
-        starts.append(seconds_to_ready(options.config))
-        print(f"{number}: {starts[-1]:.2f} s, import torch {imports[-1]:.2f} s", file=sys.stderr)
-    beyond = [start - torch for start, torch in zip(starts, imports, strict=True)]
+    starts = measure(options.config, options.starts)
     result = {
         **about,
         "config": options.config.name,
-        "import_torch_s": imports,
-        "ready_s": starts,
-        "median_beyond_import_s": statistics.median(beyond),
+        **starts,
+        "median_beyond_import_s": statistics.median(beyond_import(starts)),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     write_table(HERE / "README.md", "bench_start", table(result))
+
+
+def measure(config: Path, num_starts: int) -> dict[str, list[float]]:
+    """Seconds of `import torch` and of a server until it is ready, in turns; one start before them, which
+    fills the caches, does not count."""
+    imports, starts = [], []
+    seconds_to_ready(config)
+    for number in range(num_starts):
+        imports.append(seconds_to_import_torch())
+        starts.append(seconds_to_ready(config))
+        print(f"{number}: {starts[-1]:.2f} s, import torch {imports[-1]:.2f} s", file=sys.stderr)
+    return {"import_torch_s": imports, "ready_s": starts}
+
+
+def beyond_import(starts: dict[str, list[float]]) -> list[float]:
+    """Of what `measure` returns, seconds of each start beyond the import beside it."""
+    pairs = zip(starts["ready_s"], starts["import_torch_s"], strict=True)
+    return [ready - torch for ready, torch in pairs]
 
 
 def table(result: dict[str, Any]) -> str:

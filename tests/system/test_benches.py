@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -26,6 +27,7 @@ BENCH = Path(__file__).parents[2] / "examples" / "bench"
 sys.path.insert(0, str(BENCH))
 
 from host_parts import make_parts  # noqa: E402
+from quant_tables import FLOAT, WEIGHTS, full, short  # noqa: E402
 from replay import (  # noqa: E402
     Blocks,
     MakeParts,
@@ -239,6 +241,77 @@ class TestSimulation:
         assert second.first_token == pytest.approx(BEGIN_S + 51.16)
 
 
+class TestQuantTables:
+    """`bench_quant.py` needs the real model and peers; what it says of runs is checked here."""
+
+    CASE = "1x128x64"
+
+    def result(self, llama_cpp: Sequence[float] = ()) -> dict[str, Any]:
+        """Runs of three rounds that take us 1, 2 and 4 seconds in each part, and float32 five times so
+        long; others so many times as given."""
+        ours = (1.0, 2.0, 4.0)
+        seconds = {FLOAT: [5 * second for second in ours]}
+        for bits in WEIGHTS:
+            seconds[f"pegboard {bits}"] = list(ours)
+            if llama_cpp:
+                theirs = zip(ours, llama_cpp, strict=True)
+                seconds[f"xllamacpp {bits}"] = [second * times for second, times in theirs]
+        runs = {
+            name: [
+                dict.fromkeys(("total", "decode", "prefill"), one) | {"peak_rss_mb": 1.0}
+                for one in of_peer
+            ]
+            for name, of_peer in seconds.items()
+        }
+        memory = {
+            "import_torch": 200e6,
+            "ready": 400e6,
+            "peak_until_ready": 450e6,
+            "weights": 100e6,
+            "running": {"a prompt": {"beyond_torch": 250e6, "touched_kv": 10e6}},
+            "rest": {"a prompt": 140e6},
+            "added": {"tokenizer": 32e6},
+        }
+        return {
+            "cpu": "a processor",
+            "load_before": 0.1,
+            "threads": 1,
+            "clock": "wall time",
+            "rounds": len(ours),
+            "instruction_set": "avx2",
+            "machine": {"cpu": "a processor", "read_gb_s_1t": 12.6},
+            "memory": dict.fromkeys(WEIGHTS, memory),
+            "starts": {"import_torch_s": [1.0, 2.0, 1.5], "ready_s": [2.5, 4.5, 3.0]},
+            "peers": {name: {"peer": name.partition(" ")[0], "version": "1"} for name in seconds},
+            "cases": {self.CASE: runs},
+        }
+
+    def rows(self, text: str) -> list[list[str]]:
+        return [line.strip("| ").split(" | ") for line in text.splitlines() if "|" in line]
+
+    def test_ratios_are_of_the_same_round_and_beside_their_aims(self) -> None:
+        rows = self.rows(short(self.result(llama_cpp=(1.3, 1.2, 3.0))))
+        four, eight = (row for row in rows if row[1] == "llama.cpp")
+        assert four[2] == "**1.30 (1.20 to 3.00) < 1.35**"
+        assert eight[2] == "1.30 (1.20 to 3.00) ≥ 1.2"
+        floats = [row[2] for row in rows if row[1] == "our float32"]
+        assert floats == ["5.00 (5.00 to 5.00) ≥ 3.5", "5.00 (5.00 to 5.00) ≥ 2.5"]
+
+    def test_memory_load_and_start_are_beside_their_aims(self) -> None:
+        row = next(row for row in self.rows(short(self.result())) if row[1] == "a prompt")
+        assert row[2:6] == ["250", "100", "10", "**140 > 130**"]
+        assert row[6:] == ["**1.25 > 1.15**", "1.50 ≤ 2"]
+
+    def test_the_limit_is_one_reading_of_the_packed_weights_a_step(self) -> None:
+        row = next(row for row in self.rows(full(self.result())) if row[1] == self.CASE)
+        # 63 tokens in 2 s; 100 MB at 12.6 GB/s
+        assert row[3:5] == ["32", "126 (25%)"]
+
+    def test_peers_that_did_not_run_are_not_in_it(self) -> None:
+        assert "OpenVINO" not in full(self.result(llama_cpp=(1.0, 1.0, 1.0)))
+        assert "llama.cpp" not in full(self.result())
+
+
 PARTS = [
     ("bench_prefix", "shared"),
     ("bench_prefix", "turns"),
@@ -284,3 +357,28 @@ def test_all_parts_run(bench: str, model: Path, tmp_path: Path) -> None:
         assert f"<!-- {bench}_{part} -->" in before, (
             "the real run would find no place for its table"
         )
+
+
+@pytest.mark.slow
+def test_quality_is_measured_and_a_finished_scheme_is_not_made_again(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
+    model = write_tiny_model(tmp_path / "tiny", tokenizer=True, **sizes)
+    text, page = tmp_path / "text.txt", tmp_path / "page.md"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    page.write_text("<!-- bench_quality -->\n<!-- /bench_quality -->\n")
+    command: list[str | Path] = [sys.executable, BENCH / "bench_quality.py", "--no-generation"]
+    command += ["--model", model, "--calibration", text, "--text", text, "--tokens", "400"]
+    command += ["--samples", "4", "--length", "64", "--work", tmp_path / "work"]
+    command += ["--scheme", "gptq", "--scheme", "int8", "--out", tmp_path / "out", "--page", page]
+    written = []
+    for _ in range(2):
+        subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=500)
+        result = json.loads((tmp_path / "out" / "quality.json").read_text())["schemes"]
+        written.append([result[name]["eval"]["wall_s"] for name in ("gptq", "int8")])
+        four, eight = (result[name]["quality"]["divergence"] for name in ("gptq", "int8"))
+        assert 0 < eight["kl_mean"] < four["kl_mean"]
+    assert written[0] == written[1]
+    for part in ("four", "eight"):
+        ET.parse(tmp_path / "out" / f"quality_{part}.svg")
+        assert f"results/quality_{part}.svg" in page.read_text()
+    assert "<!-- bench_quality -->" in (BENCH / "README.md").read_text()
