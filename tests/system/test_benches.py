@@ -366,7 +366,7 @@ def test_quality_is_measured_and_a_finished_scheme_is_not_made_again(tmp_path: P
     text, page = tmp_path / "text.txt", tmp_path / "page.md"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
     page.write_text("<!-- bench_quality -->\n<!-- /bench_quality -->\n")
-    command: list[str | Path] = [sys.executable, BENCH / "bench_quality.py", "--no-generation"]
+    command: list[str | Path] = [sys.executable, BENCH / "bench_quality.py"]
     command += ["--model", model, "--calibration", text, "--text", text, "--tokens", "400"]
     command += ["--samples", "4", "--length", "64", "--work", tmp_path / "work"]
     command += ["--scheme", "gptq", "--scheme", "int8", "--out", tmp_path / "out", "--page", page]

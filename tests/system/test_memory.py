@@ -69,6 +69,27 @@ def test_closing_frees_memory(bundled_model: str) -> None:
     assert after - before < 60
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("awq-4b-g32", "gptq-3b-g32-sym", "gptq-4b-g32-desc-act", "gptq-8b-g32-sym"),
+        *("ct-w4a16-g32-asym", "ct-w8a8-int8-static", "ct-fp8-block-ragged", "ct-fp8-static-kv"),
+        *("fp8-block-inv", "gguf-q4_0/model.gguf", "gguf-q4_k-mixed-tied/model.gguf"),
+    ],
+)
+def test_a_plan_counts_what_packed_weights_take(quant_data: Path, name: str) -> None:
+    """Never less, and little more: scales that float16 holds are kept in it, which no plan can know."""
+    from pegboard_cpu.weight import NativeWeight
+
+    before = {id(one) for one in gc.get_objects() if type(one) is NativeWeight}
+    with Engine({"model": str(quant_data / name), "kernels": "cpu", "dtype": "float32"}) as engine:
+        held = [one for one in gc.get_objects() if type(one) is NativeWeight]
+        taken = sum(one.num_bytes for one in held if id(one) not in before)
+        ledger = engine.prepared.ledger
+    planned = sum(one.num_bytes for one in ledger.entries if one.name.startswith("weights"))
+    assert taken <= planned <= 1.35 * taken
+
+
 def test_a_closed_engine_can_be_closed_again(tiny_models: dict[str, Path]) -> None:
     engine = Engine({"model": str(tiny_models["llama"]), "max_model_len": 64})
     engine.close()

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from pegboard.cli.result_files import HtmlFile, JsonFile, ResultFiles
 from pegboard.config import load_config
 from pegboard.errors import ConfigError
 
@@ -82,12 +83,8 @@ def bench(  # noqa: PLR0913  # a command has an argument for each thing one may 
     percentiles: Annotated[
         str, typer.Option("--percentiles", "--metric-percentiles", help="Of each latency.")
     ] = "50,90,99",
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all numbers there.", metavar="FILE")
-    ] = None,
-    html_file: Annotated[
-        Path | None, typer.Option("--html", help="Write a page with plots there.", metavar="FILE")
-    ] = None,
+    json_file: JsonFile = None,
+    html_file: HtmlFile = None,
 ) -> None:
     """Put a load on a server, and say how fast it answers. Latencies count from the time that a request
     was scheduled, so that a server that stalls is not spared the requests that then wait."""
@@ -95,6 +92,7 @@ def bench(  # noqa: PLR0913  # a command has an argument for each thing one may 
 
     from pegboard.bench.measuring import Plan, measure
     from pegboard.bench.options import parse_goodput, parse_lengths, parse_percentiles
+    from pegboard.bench.page import page
     from pegboard.bench.report import result
     from pegboard.bench.summary import summary
 
@@ -112,13 +110,12 @@ def bench(  # noqa: PLR0913  # a command has an argument for each thing one may 
         goodput=parse_goodput(goodput or ()),
         percentiles=parse_percentiles(percentiles),
     )
-    for file, flag in ((json_file, "--json"), (html_file, "--html")):
-        _check_writable(file, flag)
+    files = ResultFiles(json_file, html_file)
     with _server(model, config, sets or (), url, api_key) as (address, key):
         measured = asyncio.run(measure(address, key, plan))
     found = result(measured)
     typer.echo("\n".join(summary(found)))
-    _write(found, json_file, html_file)
+    files.write(found, page)
     if measured.interrupted:
         raise typer.Exit(130)
     if not found["completed"]:
@@ -129,16 +126,6 @@ def _positive(value: float, flag: str) -> float:
     if not value > 0:
         raise ConfigError(flag, f"{value:g}", allowed="a number over 0")
     return value
-
-
-def _check_writable(file: Path | None, flag: str) -> None:
-    """Before the run, whose result would be lost."""
-    if file is None:
-        return
-    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ConfigError(
-            flag, f"{file} cannot be written", allowed="a file in a folder that is there"
-        )
 
 
 @contextmanager
@@ -177,16 +164,3 @@ def _key_of(environment: Mapping[str, str]) -> str | None:
     """The first key that a variable holds; the server's own may hold several."""
     found = (environment.get(name, "").split(",")[0].strip() for name in _KEYS)
     return next(filter(None, found), None)
-
-
-def _write(found: Mapping[str, Any], json_file: Path | None, html_file: Path | None) -> None:
-    import msgspec
-
-    if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
-        typer.echo(f"numbers: {json_file}")
-    if html_file is not None:
-        from pegboard.bench.page import page
-
-        html_file.write_text(page(found), encoding="utf-8")
-        typer.echo(f"page: {html_file}")

@@ -204,7 +204,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         why = kernel["why"]
         if kernel["operation"] == "linear" and kernel["format"] != "float":
             why += f"; {kernel['inputs']}"
-        yield f"  {operation:<18}  {kernel['name']:<14}  {promise:<18}  {why}"
+        yield f"  {operation:<23}  {kernel['name']:<14}  {promise:<18}  {why}"
     yield ""
     yield from _numerics_lines(found)
     yield ""

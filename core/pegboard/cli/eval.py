@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pegboard.cli.result_files import HtmlFile, JsonFile, ResultFiles
 from pegboard.errors import ConfigError
 from pegboard.progress import progress_bar
 
@@ -64,16 +64,13 @@ def evaluate(  # noqa: PLR0913  # a command has an argument for each thing one m
     min_top1: Annotated[
         float | None, typer.Option("--min-top1", help="Least share of equal best tokens.")
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all numbers there.", metavar="FILE")
-    ] = None,
-    html_file: Annotated[
-        Path | None, typer.Option("--html", help="Write a page with a plot there.", metavar="FILE")
-    ] = None,
+    json_file: JsonFile = None,
+    html_file: HtmlFile = None,
 ) -> None:
     """Measure a config on a text: perplexity, memory, speed; and against another: KL divergence from it,
     agreement of most likely tokens and of greedy texts, error layer by layer. Ends with status 3 when a
     limit is passed."""
+    from pegboard.eval.page import page
     from pegboard.eval.report import Limits
     from pegboard.eval.subject import Reading, common_tokens, subject
 
@@ -81,8 +78,7 @@ def evaluate(  # noqa: PLR0913  # a command has an argument for each thing one m
     limits.check()
     if against is None and (limits.any or against_sets):
         raise ConfigError("--against", "missing", fix="name the config to compare with")
-    for file, flag in ((json_file, "--json"), (html_file, "--html")):
-        _check_writable(file, flag)
+    files = ResultFiles(json_file, html_file)
     text = _read(data)
     subjects = [subject("--config", config, sets or ())]
     if against is not None:
@@ -93,19 +89,9 @@ def evaluate(  # noqa: PLR0913  # a command has an argument for each thing one m
     generated = None if no_generation else _generate(subjects, reading, new_tokens)
     result = _result(subjects, reading, quality, generated, limits)
     _show(result)
-    _write(result, json_file, html_file)
+    files.write(result, page)
     if result.passed:
         raise typer.Exit(3)
-
-
-def _check_writable(file: Path | None, flag: str) -> None:
-    """Before the run, whose result would be lost."""
-    if file is None:
-        return
-    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ConfigError(
-            flag, f"{file} cannot be written", allowed="a file in a folder that is there"
-        )
 
 
 def _read(data: Path | None) -> str:
@@ -217,16 +203,3 @@ def _show(result: Result) -> None:
         console.print(table, highlight=False)
     for line in result.passed:
         typer.echo(f"limit: {line}", err=True)
-
-
-def _write(result: Result, json_file: Path | None, html_file: Path | None) -> None:
-    import msgspec
-
-    if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
-        typer.echo(f"numbers: {json_file}")
-    if html_file is not None:
-        from pegboard.eval.page import page
-
-        html_file.write_text(page(result), encoding="utf-8")
-        typer.echo(f"page: {html_file}")

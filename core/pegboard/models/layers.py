@@ -218,6 +218,7 @@ class LayerBuilder:
             if kernel.gathers:
                 return Embedding(partial(kernel.gather_rows, packed))
         rows = scheme.dequantize(self._stored(spec, scheme)).to(self._torch_device, self._dtype)
+        _check_finite(f"{name}.weight", rows)
         return Embedding(lambda token_ids: F.embedding(token_ids, rows))
 
     def head(self, name: str) -> Linear:
@@ -353,6 +354,8 @@ class LayerBuilder:
         weight = scheme.load(stored)
         if weight.shape != spec.shape:
             raise _misshapen(f"{spec.name}.weight", weight.shape, spec.shape)
+        if weight.values is not None:
+            _check_finite(f"{spec.name}.weight", weight.values)
         own = partial(_own, device=self._torch_device, stored=stored.values())
         values = {item.name: getattr(weight, item.name) for item in fields(weight)}
         tensors: dict[str, Any] = {
@@ -372,6 +375,7 @@ class LayerBuilder:
             raise _misshapen(name, tuple(tensor.shape), shape)
         if not tensor.is_floating_point():
             raise CheckpointError(f"tensor {name}", f"{tensor.dtype}", allowed="a floating type")
+        _check_finite(name, tensor)
         return _own(tensor.to(self._dtype), self._torch_device, [tensor])
 
     def _read(self, name: str) -> torch.Tensor:
@@ -418,6 +422,16 @@ def _own(
     is rewritten must not reach into a running model."""
     mapped = {other.untyped_storage().data_ptr() for other in stored}
     return tensor.to(device, copy=tensor.untyped_storage().data_ptr() in mapped)
+
+
+def _check_finite(name: str, values: torch.Tensor) -> None:
+    """Raises CheckpointError where floats of any shape hold NaN or infinity. The least and the largest
+    tell it in the time of reading them, and in no memory."""
+    least, most = values.aminmax()
+    if not bool(least.isfinite() & most.isfinite()):
+        raise CheckpointError(
+            f"tensor {name}", "holds numbers that are not finite", fix="get the checkpoint again"
+        )
 
 
 def _misshapen(name: str, was: tuple[int, ...], allowed: tuple[int, ...]) -> CheckpointError:

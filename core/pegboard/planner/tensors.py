@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 
 from pegboard.interfaces.checkpoint import CheckpointFacts
-from pegboard.interfaces.model import ParameterShape
+from pegboard.interfaces.model import ModelShape, ParameterShape
 from pegboard.interfaces.quantizer import StoredKVScales, StoredParameter, WeightSpec
 from pegboard.plugins.composition import Composition, Refusal
 from pegboard.plugins.loader import resolve_dotted
 
 QUANTIZABLE = ("linear", "embedding", "head")
 FLOATING = ("float64", "float32", "float16", "bfloat16")
+HEAD = "lm_head."
 SHOWN = 5
 
 KVScalesOf = Callable[[CheckpointFacts], tuple[StoredKVScales, ...]]
@@ -40,11 +41,27 @@ def check_tensors(composition: Composition) -> list[Refusal]:
         elif fact.format == "plain" and not _right_dtype(fact.dtype, dtype):
             message = f"tensor {name!r} is {fact.dtype}, not {dtype or 'floating point'}"
             refusals.append(_refusal("tensor_dtype", facts, message))
-    for name in facts.tensors.keys() - needed.keys() - _kv_scales(composition):
-        if not any(fnmatch(name, pattern) for pattern in shape.ignored):
-            message = f"tensor {name!r} is unknown to {shape.architecture}"
-            refusals.append(_refusal("unknown_tensor", facts, message))
+    named = needed.keys() | _kv_scales(composition)
+    refusals += _unknown(facts, shape, sorted(facts.tensors.keys() - named))
     return _shortened(sorted(refusals, key=lambda refusal: (refusal.code, refusal.message)), facts)
+
+
+def _unknown(facts: CheckpointFacts, shape: ModelShape, names: Sequence[str]) -> Iterator[Refusal]:
+    """A reason for each tensor that nothing reads; one for all of a head that should be the embedding."""
+    unread = [name for name in names if not any(fnmatch(name, one) for one in shape.ignored)]
+    heads = [name for name in unread if shape.tied_embeddings and name.startswith(HEAD)]
+    if heads:
+        yield Refusal(
+            code="tied_head",
+            plugin="",
+            message=f"{facts.path}: tensor {heads[0]!r} is of an output head in codes, and"
+            " tie_word_embeddings says that head and embedding are one",
+            fix="tie_word_embeddings: false in config.json",
+        )
+    for name in unread:
+        if name not in heads:
+            message = f"tensor {name!r} is unknown to {shape.architecture}"
+            yield _refusal("unknown_tensor", facts, message)
 
 
 def _needed(composition: Composition) -> Iterator[tuple[str, tuple[tuple[int, ...], str | None]]]:

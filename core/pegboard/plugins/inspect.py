@@ -101,11 +101,14 @@ def inspect_model(catalog: Catalog, facts: CheckpointFacts) -> tuple[ModelShape,
         lambda entry: any(name in entry.architectures for name in architectures),
     )
     distribution = next(filter(None, (suggestion("model", name) for name in architectures)), None)
+    fix = f"pip install {distribution}" if distribution else ""
+    if not architectures:
+        fix = "name the model's own in config.json"
     raise CheckpointError(
         f"{facts.path}: architectures",
         ", ".join(architectures) or "none named",
         allowed=", ".join(name for offer in offers for name in offer.entry.architectures),
-        fix=f"pip install {distribution}" if distribution else "",
+        fix=fix,
     )
 
 

@@ -12,28 +12,33 @@ Key = tuple[str, tuple[int, ...]]
 
 
 class DictCache(PrefixCache):
-    """Names each page by all tokens up to its end. The longest beginnings are evicted first."""
+    """Names each page by all tokens up to its end. The longest beginnings are evicted first.
+
+    Attributes:
+        names: of each group, the pages that have one.
+        sizes: of each group, tokens of a page.
+        stride: tokens after which pages of all groups end.
+    """
 
     def __init__(self, context: PrefixCacheContext) -> None:
-        self._sizes = [group.block_size for group in context.groups]
-        self._stride = math.lcm(*self._sizes)
-        self._names: list[dict[Key, int]] = [{} for _ in self._sizes]
-        self._referenced: list[set[int]] = [set() for _ in self._sizes]
+        self.sizes = [group.block_size for group in context.groups]
+        self.stride = math.lcm(*self.sizes)
+        self.names: list[dict[Key, int]] = [{} for _ in self.sizes]
 
     def match(self, prefix: Prefix, limit: int) -> Hit:
         tokens = tuple(prefix.token_ids.tolist())
-        most = min(limit, len(tokens)) // self._stride * self._stride
-        for num_tokens in range(most, 0, -self._stride):
+        most = min(limit, len(tokens)) // self.stride * self.stride
+        for num_tokens in range(most, 0, -self.stride):
             pages = [
                 [
                     names.get((prefix.salt, tokens[:end]), 0)
                     for end in range(size, num_tokens + 1, size)
                 ]
-                for names, size in zip(self._names, self._sizes, strict=True)
+                for names, size in zip(self.names, self.sizes, strict=True)
             ]
             if all(all(group) for group in pages):
                 return Hit(num_tokens, tuple(pages))
-        return Hit(0, tuple(() for _ in self._sizes))
+        return Hit(0, tuple(() for _ in self.sizes))
 
     def use(self, prefix: Prefix, num_tokens: int) -> None:
         pass
@@ -41,8 +46,8 @@ class DictCache(PrefixCache):
     def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> Sequence[tuple[int, int]]:
         tokens = tuple(prefix.token_ids.tolist())
         new = []
-        for group, size in enumerate(self._sizes):
-            names, referenced = self._names[group], self._referenced[group]
+        for group, (names, size) in enumerate(zip(self.names, self.sizes, strict=True)):
+            referenced = set(names.values())
             for entry, page in enumerate(pages[group]):
                 key = (prefix.salt, tokens[: (entry + 1) * size])
                 if page and key not in names and page not in referenced:
@@ -52,15 +57,13 @@ class DictCache(PrefixCache):
         return new
 
     def evict(self, group: int, num_pages: int, evictable: Callable[[int], bool]) -> Sequence[int]:
-        names = self._names[group]
+        names = self.names[group]
         keys = sorted(names, key=lambda key: -len(key[1]))
-        victims = [names.pop(key) for key in [k for k in keys if evictable(names[k])][:num_pages]]
-        self._referenced[group].difference_update(victims)
-        return victims
+        victims = [key for key in keys if evictable(names[key])][:num_pages]
+        return [names.pop(key) for key in victims]
 
     def clear(self) -> Sequence[tuple[int, int]]:
-        pages = [(group, page) for group, held in enumerate(self._referenced) for page in held]
-        for names, referenced in zip(self._names, self._referenced, strict=True):
+        pages = [(group, page) for group, names in enumerate(self.names) for page in names.values()]
+        for names in self.names:
             names.clear()
-            referenced.clear()
         return pages

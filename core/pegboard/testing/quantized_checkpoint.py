@@ -25,6 +25,9 @@ from pegboard.testing.model_parts import InMemory
 if TYPE_CHECKING:
     import torch
 
+REFERENCE = {"dtype": "float32", "kernels": "torch", "attention": "torch"}
+"""Parts of an engine that computes as the formulas say."""
+
 NUM_TOP = 20
 """Logprobs that are compared at each position, the largest."""
 
@@ -93,12 +96,13 @@ def dequantized(quantizer: Quantizer, facts: CheckpointFacts) -> dict[str, torch
     source, weights = source_of(facts), {}
     for name, fact in facts.tensors.items():
         layer, _, last = name.rpartition(".")
-        if last == "weight" and len(fact.shape) == 2:
+        if last in ("weight", "weight_packed") and len(fact.shape) == 2:
             kind = {"embed_tokens": "embedding", "lm_head": "head"}.get(layer.rpartition(".")[2])
-            rows, columns = fact.shape
+            packed = last == "weight_packed"
+            rows, columns = source.read(f"{layer}.weight_shape").tolist() if packed else fact.shape
             scheme = quantizer.scheme(WeightSpec(layer, (rows, columns), kind or "linear"))  # type: ignore[arg-type]
             stored = {one.name: source.read(f"{layer}.{one.name}") for one in scheme.parameters}
-            weights[name] = scheme.dequantize(stored)
+            weights[f"{layer}.weight"] = scheme.dequantize(stored)
         elif last in ("weight", "bias"):
             weights[name] = source.read(name).float()
     return weights
@@ -123,6 +127,16 @@ def weights_that_differ(
             stored = {one.name: source.read(f"{layer}.{one.name}") for one in scheme.parameters}
             differ[name] = not torch.equal(scheme.dequantize(stored).to(wanted.dtype), wanted)
     return differ
+
+
+def tools_logits(folder: Path) -> tuple[list[int], torch.Tensor]:
+    """The text, and its logits by the tool [num_tokens, vocab_size], that the folder's
+    `expected.safetensors` has."""
+    from safetensors.torch import load_file
+
+    held = load_file(folder / "expected.safetensors")
+    ids: list[int] = held["input_ids"].flatten().tolist()
+    return ids, held["logits"].reshape(len(ids), -1).float()
 
 
 class RoundingDecoder(DenseDecoder):

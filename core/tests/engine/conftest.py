@@ -25,11 +25,12 @@ from pegboard.engine.parts import EngineParts
 from pegboard.interfaces.executor import Executor
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import AllocatorContext
-from pegboard.interfaces.prefix_cache import Hit, Prefix, PrefixCache, PrefixCacheContext
+from pegboard.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
 from pegboard.interfaces.scheduler import SchedulerContext
 from pegboard.interfaces.speculation_policy import SpeculationContext
 from pegboard.request import Request, SamplingParams, SequenceDelta
 from pegboard.step import Logprobs, RowAdmission, StepBatch, StepResult, decode, encode
+from pegboard.testing.dict_cache import DictCache
 
 VOCAB_SIZE = 97
 
@@ -227,56 +228,6 @@ def _logprobs(tokens: Sequence[Sequence[int]]) -> Logprobs:
         top_ids=top,
         top_logprobs=-top.astype(np.float32),
     )
-
-
-class DictCache(PrefixCache):
-    """Names each page by all tokens up to its end."""
-
-    def __init__(self, context: PrefixCacheContext) -> None:
-        self.sizes = [group.block_size for group in context.groups]
-        self.stride = int(np.lcm.reduce(self.sizes))
-        self.names: list[dict[tuple[str, tuple[int, ...]], int]] = [{} for _ in self.sizes]
-
-    def match(self, prefix: Prefix, limit: int) -> Hit:
-        tokens = tuple(prefix.token_ids.tolist())
-        for num_tokens in range(limit // self.stride * self.stride, 0, -self.stride):
-            pages = [
-                [
-                    names.get((prefix.salt, tokens[:end]), 0)
-                    for end in range(size, num_tokens + 1, size)
-                ]
-                for names, size in zip(self.names, self.sizes, strict=True)
-            ]
-            if all(all(group) for group in pages):
-                return Hit(num_tokens, tuple(pages))
-        return Hit(0, tuple(() for _ in self.sizes))
-
-    def use(self, prefix: Prefix, num_tokens: int) -> None:
-        pass
-
-    def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-        tokens = tuple(prefix.token_ids.tolist())
-        new = []
-        for group, (names, size) in enumerate(zip(self.names, self.sizes, strict=True)):
-            assert len(pages[group]) * size == len(tokens)
-            for entry, page in enumerate(pages[group]):
-                key = (prefix.salt, tokens[: (entry + 1) * size])
-                if page and key not in names and page not in names.values():
-                    names[key] = page
-                    new.append((group, page))
-        return new
-
-    def evict(self, group: int, num_pages: int, evictable: Callable[[int], bool]) -> list[int]:
-        names = self.names[group]
-        keys = sorted(names, key=lambda key: -len(key[1]))
-        victims = [key for key in keys if evictable(names[key])][:num_pages]
-        return [names.pop(key) for key in victims]
-
-    def clear(self) -> list[tuple[int, int]]:
-        pages = [(group, page) for group, names in enumerate(self.names) for page in names.values()]
-        for names in self.names:
-            names.clear()
-        return pages
 
 
 @dataclass

@@ -73,7 +73,7 @@ class Verified:
 
     def cached_pages(self) -> list[int]:
         """By the length of what they end."""
-        names = self.cache._names[0]
+        names = self.cache.names[0]
         return [names[key] for key in sorted(names, key=lambda key: len(key[1]))]
 
     def flip_a_bit(self, layer: int, page: int) -> None:

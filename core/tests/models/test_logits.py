@@ -370,6 +370,28 @@ def test_missing_and_misshapen_tensors_are_named(name: str, tmp_path: Path) -> N
         load(tmp_path, "float32")
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("linear", [TorchPanelLinear, NoGather])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model.norm.weight", "model.layers.1.self_attn.q_proj.bias", "lm_head.weight"),
+        *("model.layers.0.mlp.up_proj.weight", "model.embed_tokens.weight"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused(
+    name: str, linear: Callable[[KernelContext], Kernel], number: float, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save(tmp_path, "qwen2", {})
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[name][3, ...] = number
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"{name}: holds numbers that are not finite"):
+        load(tmp_path, "float32", linear=linear)
+
+
 def test_weights_that_need_a_quantizer_are_refused(tmp_path: Path) -> None:
     save(tmp_path, "llama", {})
     facts = describe_checkpoint(tmp_path)

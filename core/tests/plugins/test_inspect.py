@@ -6,9 +6,11 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file, save_file
 
 from pegboard import Engine, SamplingParams
+from pegboard.errors import UserError
 from pegboard.testing.tiny import FAMILIES, write_tiny_model
 
 
@@ -21,6 +23,18 @@ def _logprobs(model: Path) -> list[float]:
             for delta in engine.step():
                 found += [top for one in delta.logprobs or () for top in one.top_logprobs]
     return found
+
+
+def test_a_config_without_architectures_is_told_what_to_name(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path)
+    file = model / "config.json"
+    config = json.loads(file.read_text())
+    del config["architectures"]
+    file.write_text(json.dumps(config))
+    with pytest.raises(
+        UserError, match=r"none named; allowed: Llama.*; fix: name .* in config.json"
+    ):
+        Engine({"model": str(model)})
 
 
 def test_biases_that_only_the_tensors_show_are_used(tmp_path: Path) -> None:

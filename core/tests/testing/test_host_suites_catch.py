@@ -132,11 +132,10 @@ class RootFirstCache(DictCache):
     """Evicts beginnings first, so that what follows is never found again."""
 
     def evict(self, group: int, num_pages: int, evictable: Callable[[int], bool]) -> Sequence[int]:
-        names = dict(reversed(self._names[group].items()))
+        names = dict(reversed(self.names[group].items()))
         keys = sorted(names, key=lambda key: len(key[1]))
         victims = [names[key] for key in keys if evictable(names[key])][:num_pages]
-        self._names[group] = {k: page for k, page in names.items() if page not in victims}
-        self._referenced[group].difference_update(victims)
+        self.names[group] = {k: page for k, page in names.items() if page not in victims}
         return victims
 
 
@@ -144,9 +143,9 @@ class ClingingCache(DictCache):
     """Keeps the names of pages that it gave back."""
 
     def clear(self) -> Sequence[tuple[int, int]]:
-        names = [dict(one) for one in self._names]
+        names = [dict(one) for one in self.names]
         pages = super().clear()
-        self._names = names
+        self.names = names
         return pages
 
 

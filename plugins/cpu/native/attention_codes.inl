@@ -23,7 +23,6 @@ struct Int8Codes {
 // power of two above.
 struct E4M3Codes {
   static constexpr float kLargest = 448.0f;
-  static constexpr int32_t kFirstNormal = 8 << 20;   // of codes shifted to a float's place
   static constexpr int32_t kBias = (127 - 7) << 23;  // between the exponents of the two
 
   static uint8_t code(float x) {
@@ -35,22 +34,24 @@ struct E4M3Codes {
     return static_cast<uint8_t>((is_small ? steps : rounded - (kBias >> 20)) | (word >> 24 & 0x80));
   }
 
-  static Vec numbers(const uint8_t* codes) { return number_of<Vec>(widen_bytes(codes)); }
-  static float number(uint8_t code) { return number_of<float>(int32_t{code}); }
+  static Vec numbers(const uint8_t* codes) {
+    return number_of<Vec, Ints>(widen_bytes(reinterpret_cast<const int8_t*>(codes)));
+  }
+  static float number(uint8_t code) {
+    return number_of<float, int32_t>(static_cast<int8_t>(code));
+  }
 
  private:
   template <class Number, class Int>
   static Number number_of(Int code) {
-    const Int size = (code & 0x7F) << 20, sign = (code & 0x80) << 24;
-    return bits<Number>(bits<Int>(size_of(size)) | sign);
+    const Number size = size_of(bits<Number>((code << 20 & 0x07F00000) + kBias));
+    return bits<Number>(bits<Int>(size) | (code & INT32_MIN));
   }
-  static float size_of(int32_t size) {
-    return size < kFirstNormal ? bits<float>(size + kBias + (1 << 23)) - 0x1p-6f
-                               : bits<float>(size + kBias);
-  }
-  static Vec size_of(Ints size) {
-    const Vec small = {bits<Vec>(size + kBias + (1 << 23)).v - 0x1p-6f};
-    return {size < kFirstNormal ? small.v : bits<Vec>(size + kBias).v};
+  // y: what a normal number with the same bits is. A smaller one has no leading one, and its last place
+  // is of the next exponent: so it is the second, which of normal numbers is never the lesser.
+  static float size_of(float y) { return std::min(y, y + y - 0x1p-6f); }
+  static Vec size_of(Vec y) {
+    return minimum(y, Vec::fma(y, Vec::broadcast(2.0f), Vec::broadcast(-0x1p-6f)));
   }
 };
 

@@ -14,6 +14,9 @@ struct Vec {
   static bool all_at_most(Vec a, Vec b) {
     return _mm512_cmp_ps_mask(a.v, b.v, _CMP_NLE_UQ) == 0;
   }
+  // The second where one is NaN.
+  friend Vec maximum(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+  friend Vec minimum(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
   friend Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
   friend Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
 };
@@ -27,6 +30,16 @@ inline Words multiply_low(Words a, Words b) {
 }
 
 using Ints = int32_t __attribute__((vector_size(64)));
+
+// Bytes as whole numbers.
+inline Ints widen_bytes(const int8_t* p) {
+  return reinterpret_cast<Ints>(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline Ints widen_bytes(const uint8_t* p) {
+  return reinterpret_cast<Ints>(
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 
 inline Vec load_half_floats(const void* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};

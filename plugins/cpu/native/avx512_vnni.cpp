@@ -21,14 +21,14 @@ struct Dot {
   __m512i sums;
 
   static Ints codes(Ints stored) { return stored; }
-  void start() { sums = _mm512_setzero_si512(); }
+  void start(int32_t surplus) { sums = _mm512_set1_epi32(surplus); }
   // Written out, as the compiler would load the inputs to a register of their own.
   void add(Ints codes, const int32_t* inputs) {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(codes), "m"(*inputs));
   }
-  Ints total() const { return reinterpret_cast<Ints>(sums); }
+  Ints total(int32_t) const { return reinterpret_cast<Ints>(sums); }
   // Of code - zero; negative: minus the sum of all inputs, in the lower half of each lane.
-  Ints total(Ints zero, const int32_t* negative) const {
+  Ints total(int32_t, Ints zero, const int32_t* negative) const {
     __m512i total = sums;
     asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(total) : "v"(zero), "m"(*negative));
     return reinterpret_cast<Ints>(total);

@@ -22,10 +22,11 @@ int64_t offset_bytes(Offsets offsets) {
 
 // Where a code lies within its piece: a byte, and a shift within it.
 struct Place {
-  Place(int bits, int64_t input, int64_t output) {
-    const int64_t a_block = bits == 8 ? 4 : 8;
-    byte = input / a_block * kCodesBlock + output * 4 + input % 4;
-    shift = bits == 4 && input % 8 >= 4 ? 4 : 0;
+  Place(const CodedPanels& form, int64_t input, int64_t output) {
+    const int64_t a_block = form.bits == 8 ? 4 : 8, output_bytes = form.output_bytes();
+    byte = input / a_block * kCodesBlock + output * output_bytes +
+           input % 4 * (output_bytes == 1 ? kCodesWidth : 1);
+    shift = input % a_block >= 4 ? 4 : 0;
   }
   int64_t byte;
   int shift;
@@ -54,21 +55,21 @@ Number read(const uint8_t* from, int64_t index) {
 CodedWeight::CodedWeight(CodedPanels form, const int32_t* group_ends, const int32_t* order)
     : Weight(form.out_features, form.in_features), form_(form) {
   int32_t start = 0, longest = 0;
-  for (int64_t g = 0; g < form.num_groups; ++g) {
+  for (int32_t g = 0; g < form.num_groups; ++g) {
     while (start < group_ends[g]) {
       piece_starts_.push_back(start);
+      piece_groups_.push_back(g);
       const int32_t end = std::min(group_ends[g], (start / kSharedInputs + 1) * kSharedInputs);
       longest = std::max(longest, end - start);
       start = end;
     }
-    group_ends_.push_back(static_cast<int32_t>(piece_starts_.size()));
   }
-  form_.num_pieces = static_cast<int64_t>(piece_starts_.size());
+  form_.num_pieces = static_cast<int64_t>(piece_groups_.size());
   piece_starts_.push_back(start);
   if (order != nullptr) order_.assign(order, order + form.in_features);
   form_.piece_inputs = longest <= kSharedInputs / 2 ? kSharedInputs / 2 : kSharedInputs;
   form_.piece_starts = piece_starts_.data();
-  form_.group_ends = group_ends_.data();
+  form_.piece_groups = piece_groups_.data();
   form_.order = order == nullptr ? nullptr : order_.data();
   const int64_t a_group = form.num_groups * kCodesWidth;
   form_.scales_at = form_.num_pieces * form_.piece_bytes();
@@ -96,7 +97,7 @@ void CodedWeight::pack_panel(uint8_t* panel, int64_t first, const uint8_t* codes
       const int32_t start = form_.piece_starts[s], end = form_.piece_starts[s + 1];
       for (int32_t i = start; i < end; ++i) {
         const int code = row[form_.order == nullptr ? i : form_.order[i]];
-        const Place place(form_.bits, i - start, n);
+        const Place place(form_, i - start, n);
         piece[place.byte] |= static_cast<uint8_t>(((code + form_.bias()) & mask) << place.shift);
       }
     }
@@ -128,9 +129,8 @@ void CodedWeight::gather_row(int64_t row, float* out) const {
   const int64_t n = row % kCodesWidth;
   const uint8_t *scales = panel + form_.scales_at, *offsets = panel + form_.offsets_at;
   const int mask = (1 << form_.bits) - 1, sign = form_.bits == 8 ? 128 : 0;
-  int64_t s = 0;
-  for (int64_t g = 0; g < form_.num_groups; ++g) {
-    const int64_t at = g * kCodesWidth + n;
+  for (int64_t s = 0; s < form_.num_pieces; ++s) {
+    const int64_t at = form_.piece_groups[s] * kCodesWidth + n;
     const float scale = form_.half_scales ? half_to_float(read<uint16_t>(scales, at))
                                           : read<float>(scales, at);
     float zero = static_cast<float>(form_.zero), minimum = 0.0f;
@@ -140,16 +140,14 @@ void CodedWeight::gather_row(int64_t row, float* out) const {
     if (form_.offsets == Offsets::kFraction) zero = read<float>(offsets, at);
     if (form_.offsets == Offsets::kMinima) minimum = read<float>(offsets, at);
     if (form_.offsets == Offsets::kMinimaHalf) minimum = half_to_float(read<uint16_t>(offsets, at));
-    for (; s < form_.group_ends[g]; ++s) {
-      const uint8_t* piece = panel + s * form_.piece_bytes();
-      const int32_t start = form_.piece_starts[s], end = form_.piece_starts[s + 1];
-      for (int32_t i = start; i < end; ++i) {
-        const Place place(form_.bits, i - start, n);
-        const int stored = piece[place.byte] >> place.shift & mask;
-        const int code = ((stored - form_.bias() + sign) & mask) - sign;
-        const float value = (static_cast<float>(code) - zero) * scale;
-        out[form_.order == nullptr ? i : form_.order[i]] = has_minima ? value + minimum : value;
-      }
+    const uint8_t* piece = panel + s * form_.piece_bytes();
+    const int32_t start = form_.piece_starts[s], end = form_.piece_starts[s + 1];
+    for (int32_t i = start; i < end; ++i) {
+      const Place place(form_, i - start, n);
+      const int stored = piece[place.byte] >> place.shift & mask;
+      const int code = ((stored - form_.bias() + sign) & mask) - sign;
+      const float value = (static_cast<float>(code) - zero) * scale;
+      out[form_.order == nullptr ? i : form_.order[i]] = has_minima ? value + minimum : value;
     }
   }
 }

@@ -5,7 +5,7 @@
 // taken in the order that sorts them. A panel of 16 outputs is one piece after another, each of
 // blocks of 64 bytes with four bytes of each output:
 //
-//   8 bits: the codes of 4 inputs
+//   8 bits: the codes of 4 inputs; for float inputs [4 inputs][16 outputs]
 //   4 bits: the codes of 8 inputs, number i in byte i % 4, the first four in the lower halves
 //
 // A piece is filled up to 32 inputs, or to 16 where none is longer, and inputs of 0 go with that.
@@ -44,13 +44,15 @@ struct CodedPanels {
   int64_t num_groups, num_pieces;
   int piece_inputs;            // 16 or 32, with the filling
   const int32_t* piece_starts; // [num_pieces + 1], counted in `order`
-  const int32_t* group_ends;   // [num_groups]: pieces up to the end of each
+  const int32_t* piece_groups; // [num_pieces]
   const int32_t* order;        // [in_features]; null: as they come
   const uint8_t* panels;
   int64_t panel_bytes, scales_at, offsets_at;
 
   // A stored code is the code plus this: without sign for whole inputs, with it for float ones.
   int bias() const { return whole_inputs ? (bits == 8 ? 128 : 0) : (bits == 4 ? -8 : 0); }
+  // Between the outputs of a block.
+  int64_t output_bytes() const { return bits == 8 && !whole_inputs ? 1 : 4; }
   int64_t piece_bytes() const { return piece_inputs * bits / 8 * kCodesWidth; }
   int64_t num_panels() const { return (out_features + kCodesWidth - 1) / kCodesWidth; }
 };
@@ -90,7 +92,7 @@ class CodedWeight : public Weight {
   void gather_row(int64_t row, float* out) const;
 
   CodedPanels form_;
-  std::vector<int32_t> piece_starts_, group_ends_, order_;
+  std::vector<int32_t> piece_starts_, piece_groups_, order_;
 };
 
 }  // namespace pegboard

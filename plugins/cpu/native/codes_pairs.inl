@@ -11,14 +11,14 @@ template <>
 struct Dot<4> {
   Ints sums;
 
-  void start() { sums = Ints{}; }
+  void start(int32_t) { sums = Ints{}; }
   void add(Ints codes, const int32_t* inputs) {
     sums = add_shorts(sums, multiply_pairs(codes, Ints{} + *inputs));
   }
-  Ints total() const { return sum_pairs(sums, Ints{} + 0x00010001); }
+  Ints total(int32_t surplus) const { return sum_pairs(sums, Ints{} + 0x00010001) + surplus; }
   // Of code - zero; negative: minus the sum of all inputs, in the lower half of each lane.
-  Ints total(Ints zero, const int32_t* negative) const {
-    return total() + sum_pairs(zero, Ints{} + *negative);
+  Ints total(int32_t surplus, Ints zero, const int32_t* negative) const {
+    return total(surplus) + sum_pairs(zero, Ints{} + *negative);
   }
 };
 
@@ -30,16 +30,18 @@ struct Dot<8> {
   Dot<4> low, high;
 
   static Codes codes(Ints stored) { return {stored & 0x0F0F0F0F, stored >> 4 & 0x0F0F0F0F}; }
-  void start() {
-    low.start();
-    high.start();
+  void start(int32_t surplus) {
+    low.start(surplus);
+    high.start(surplus);
   }
   void add(Codes codes, const int32_t* inputs) {
     low.add(codes.low, inputs);
     high.add(codes.high, inputs);
   }
-  Ints total() const { return low.total() + sum_pairs(high.sums, Ints{} + 0x00100010); }
-  Ints total(Ints zero, const int32_t* negative) const {
-    return total() + sum_pairs(zero, Ints{} + *negative);
+  Ints total(int32_t surplus) const {
+    return low.total(surplus) + sum_pairs(high.sums, Ints{} + 0x00100010);
+  }
+  Ints total(int32_t surplus, Ints zero, const int32_t* negative) const {
+    return total(surplus) + sum_pairs(zero, Ints{} + *negative);
   }
 };

@@ -26,6 +26,9 @@ inline void float8_inputs(const Float8Panels& w, const float* x, float* out) {
   }
 }
 
+// How far ahead codes are fetched, in bytes.
+constexpr int64_t kFloat8Ahead = 48 * 1024;
+
 // `input_blocks` (linear.inl) of rounded rows.
 inline InputBlocks float8_blocks(Pool& pool, const Float8Panels& w, int64_t num_rows,
                                  const float* x, int64_t x_stride) {
@@ -44,19 +47,45 @@ inline InputBlocks float8_blocks(Pool& pool, const Float8Panels& w, int64_t num_
   return {values, block_stride};
 }
 
-// Inputs [start, start + depth) of a panel, dequantized: [depth][kPanelWidth].
-inline void widen_float8(const Float8Panels& w, const uint8_t* panel, int64_t start, int64_t depth,
-                         float* out) {
+// A vector of a panel's outputs, dequantized, of input k.
+inline Vec widen_float8(const Float8Panels& w, const uint8_t* panel, int64_t k, int v) {
+  const int64_t first = v * Vec::kWidth;
   const auto* scales = reinterpret_cast<const float*>(panel + w.scales_at);
-  for (int64_t k = start; k < start + depth; ++k, out += kPanelWidth) {
-    const float* scale = scales + w.groups[k] * kPanelWidth;
-    for (int v = 0; v < kPanelWidth; v += Vec::kWidth) {
-      (E4M3Codes::numbers(panel + k * kPanelWidth + v) * Vec::load(scale + v)).store(out + v);
+  return E4M3Codes::numbers(panel + k * kPanelWidth + first) *
+         Vec::load(scales + w.groups[k] * kPanelWidth + first);
+}
+
+// All rows of y for one panel, `num_outputs` wide: of so few rows that codes are widened where they are used.
+template <int Rows>
+void float8_rows(const Float8Panels& w, const InputBlocks& x, int64_t, const uint8_t* panel,
+                 int num_outputs, float* y) {
+  Vec sum[Rows][kPanelVecs] = {};
+  for (int64_t start = 0; start < w.in_features; start += kBlockDepth) {
+    const float* rows = x.values + start / kBlockDepth * x.block_stride;
+    const int64_t end = std::min(start + kBlockDepth, w.in_features);
+    for (int64_t k = start; k < end; ++k, ++rows) {
+      __builtin_prefetch(panel + k * kPanelWidth + kFloat8Ahead, 0, 2);
+#pragma GCC unroll 4
+      for (int v = 0; v < kPanelVecs; ++v) {
+        const Vec weight = widen_float8(w, panel, k, v);
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+          sum[r][v] = Vec::fma(Vec::broadcast(rows[r * kBlockStride]), weight, sum[r][v]);
+        }
+      }
     }
+  }
+  for (int r = 0; r < Rows; ++r) {
+    float whole[kPanelWidth];
+    for (int v = 0; v < kPanelVecs; ++v) sum[r][v].store(whole + v * Vec::kWidth);
+    std::memcpy(y + r * w.out_features, whole, num_outputs * sizeof(float));
   }
 }
 
-// All rows of y for one panel, `num_outputs` wide.
+// kFloat8Rows[n - 1] is for n rows.
+constexpr std::array kFloat8Rows = {float8_rows<1>, float8_rows<2>, float8_rows<3>, float8_rows<4>};
+
+// The same for any number of rows.
 inline void float8_panel(const Float8Panels& w, const InputBlocks& x, int64_t num_rows,
                          const uint8_t* panel, int num_outputs, float* y) {
   const int64_t num_tiles = (num_rows + kTileRows - 1) / kTileRows;
@@ -64,9 +93,13 @@ inline void float8_panel(const Float8Panels& w, const InputBlocks& x, int64_t nu
   for (int64_t start = 0; start < w.in_features; start += kBlockDepth) {
     const int64_t depth = std::min(kBlockDepth, w.in_features - start);
     const float* block = x.values + start / kBlockDepth * x.block_stride;
-    widen_float8(w, panel, start, depth, values);
-    // The tiles of a block share out the fetching of the next one.
-    const char* ahead = reinterpret_cast<const char*>(panel + (start + depth) * kPanelWidth);
+    for (int64_t k = 0; k < depth; ++k) {
+      for (int v = 0; v < kPanelVecs; ++v) {
+        widen_float8(w, panel, start + k, v).store(values + k * kPanelWidth + v * Vec::kWidth);
+      }
+    }
+    // The tiles of a block share out the fetching of one that follows.
+    const char* ahead = reinterpret_cast<const char*>(panel + start * kPanelWidth + kFloat8Ahead);
     const int64_t ahead_step = kPanelWidth / num_tiles;
     for (int64_t t = 0; t < num_tiles; ++t) {
       const int64_t row = num_rows * t / num_tiles;
@@ -88,10 +121,12 @@ inline void cached_float8(Pool& pool, const Float8Panels& w, int64_t num_rows, c
                           int64_t x_stride, float* y) {
   const int64_t num_panels = (w.out_features + kPanelWidth - 1) / kPanelWidth;
   const InputBlocks blocks = float8_blocks(pool, w, num_rows, x, x_stride);
+  const bool few = num_rows <= static_cast<int64_t>(kFloat8Rows.size());
+  const auto multiply = few ? kFloat8Rows[num_rows - 1] : float8_panel;
   pool.run_along(num_panels, [&](int64_t p, int) {
     const int64_t output = p * kPanelWidth;
     const int width = static_cast<int>(std::min<int64_t>(kPanelWidth, w.out_features - output));
-    float8_panel(w, blocks, num_rows, w.panels + p * w.panel_bytes, width, y + output);
+    multiply(w, blocks, num_rows, w.panels + p * w.panel_bytes, width, y + output);
   });
 }
 

@@ -28,26 +28,7 @@ inline Halves load_halves(const float* p) {
   return halves;
 }
 
-// The second where one is NaN.
-inline Vec maximum(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
-inline Vec minimum(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
-
-// Bytes as whole numbers. In two steps, as compilers widen four times number by number.
 using Shorts = int16_t __attribute__((vector_size(2 * Vec::kWidth)));
-
-inline Ints widen_bytes(const uint8_t* p) {
-  using Bytes = uint8_t __attribute__((vector_size(Vec::kWidth)));
-  Bytes bytes;
-  std::memcpy(&bytes, p, sizeof bytes);
-  return __builtin_convertvector(__builtin_convertvector(bytes, Shorts), Ints);
-}
-
-inline Ints widen_bytes(const int8_t* p) {
-  using Bytes = int8_t __attribute__((vector_size(Vec::kWidth)));
-  Bytes bytes;
-  std::memcpy(&bytes, p, sizeof bytes);
-  return __builtin_convertvector(__builtin_convertvector(bytes, Shorts), Ints);
-}
 
 // The largest magnitude of n numbers; NaN where there is one: as whole numbers, floats without sign
 // have their order, and NaN is above all.

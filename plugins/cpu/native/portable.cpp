@@ -33,6 +33,9 @@ struct Vec {
     for (int lane = 0; lane < kWidth; ++lane) all &= a.v[lane] <= b.v[lane];
     return all;
   }
+  // The second where one is NaN.
+  friend Vec maximum(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
+  friend Vec minimum(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
   friend Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
   friend Vec operator*(Vec a, Vec b) { return {a.v * b.v}; }
 };
@@ -45,6 +48,20 @@ inline Words multiply_low(Words a, Words b) {
 }
 
 using Ints = int32_t __attribute__((vector_size(32)));
+
+// Bytes as whole numbers.
+inline Ints widen_bytes(const int8_t* p) {
+  using Bytes = int8_t __attribute__((vector_size(Vec::kWidth)));
+  Bytes bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(bytes, Ints);
+}
+inline Ints widen_bytes(const uint8_t* p) {
+  using Bytes = uint8_t __attribute__((vector_size(Vec::kWidth)));
+  Bytes bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(bytes, Ints);
+}
 
 inline Vec load_half_floats(const void* p) {
   uint16_t halves[Vec::kWidth];
@@ -66,15 +83,15 @@ struct Dot {
   Ints sums;
 
   static Ints codes(Ints stored) { return stored; }
-  void start() { sums = Ints{}; }
+  void start(int32_t surplus) { sums = Ints{} + surplus; }
   void add(Ints codes, const int32_t* inputs) {
     for (int byte = 0; byte < 32; byte += 8) {
       sums += (codes >> byte & 0xFF) * (*inputs << (24 - byte) >> 24);
     }
   }
-  Ints total() const { return sums; }
+  Ints total(int32_t) const { return sums; }
   // Of code - zero; negative: minus the sum of all inputs, in the lower half of each lane.
-  Ints total(Ints zero, const int32_t* negative) const {
+  Ints total(int32_t, Ints zero, const int32_t* negative) const {
     return sums + zero * static_cast<int16_t>(*negative);
   }
 };

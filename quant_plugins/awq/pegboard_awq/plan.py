@@ -11,6 +11,7 @@ from pegboard_quant.names import contains_any
 from pegboard_quant.options import ActivationOptions
 from pegboard_quant.planning import (
     WORD_BITS,
+    GroupedLayer,
     bytes_of,
     check_activation_groups,
     code_format,
@@ -19,7 +20,6 @@ from pegboard_quant.planning import (
     is_plain,
     missing_weight,
     modules_with,
-    packed_bytes,
     parameters_of,
     refuse_unknown,
     texts,
@@ -64,27 +64,14 @@ class AWQSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class AWQLayer:
+class AWQLayer(GroupedLayer):
     """A layer in codes.
 
     Attributes:
         settings: what the config says.
-        shape: of the weight.
-        num_groups: of a row.
-        group_size: inputs a group.
-        parameters: the tensors.
     """
 
     settings: AWQSettings
-    shape: tuple[int, int]
-    num_groups: int
-    group_size: int
-    parameters: tuple[StoredParameter, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """In memory: codes of 4 bits, scales and zeros."""
-        return packed_bytes(BITS, self.shape, self.num_groups, mapped=False)
 
 
 def settings_of(facts: CheckpointFacts) -> AWQSettings:
@@ -96,13 +83,18 @@ def settings_of(facts: CheckpointFacts) -> AWQSettings:
     config = facts.quantization_config
     refuse_unknown(config, _READ | _HARMLESS, _METHOD)
     said = {key: value for key, value in config.items() if value is not None}
-    version = str(said.get("version", said.get("format", VERSION))).lower()
-    if version != VERSION:
+    for key in ("version", "format", "checkpoint_format"):
+        version = str(said.get(key, VERSION)).lower()
+        if version != VERSION:
+            raise CheckpointError(
+                f"quantization_config.{key}",
+                version,
+                allowed=VERSION,
+                fix="convert the checkpoint to gemm with the tool that wrote it",
+            )
+    if said.get("pack_dtype", "int32") != "int32":
         raise CheckpointError(
-            "quantization_config.version",
-            version,
-            allowed=VERSION,
-            fix="convert the checkpoint to gemm with the tool that wrote it",
+            "quantization_config.pack_dtype", f"{said['pack_dtype']!r}", allowed="int32"
         )
     bits = whole(said, "bits" if "bits" in said else "w_bit", BITS)
     if bits != BITS:
@@ -153,7 +145,7 @@ def awq_layer(layer: WeightSpec, facts: CheckpointFacts) -> AWQLayer | None:
         StoredParameter("qzeros", (num_groups, width), "int32", groups_cut, EACH, "out"),
         StoredParameter("scales", (num_groups, out_features), None, groups_cut),
     )
-    return AWQLayer(settings, layer.shape, num_groups, size, stored)
+    return AWQLayer(BITS, layer.shape, num_groups, size, stored, settings)
 
 
 def parameters(layer: WeightSpec, facts: CheckpointFacts) -> tuple[StoredParameter, ...]:

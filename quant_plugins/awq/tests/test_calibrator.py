@@ -77,6 +77,30 @@ def test_cutting_ranges_never_loses_on_the_inputs() -> None:
     assert float(losses(cut).sum()) < 0.8 * float(losses(values).sum())
 
 
+def test_inputs_of_very_different_sizes_keep_all_finite(tmp_path: Path) -> None:
+    """Scales are stored in float16, and a weight times the scale of its input may be beyond it."""
+    folder = write_tiny_model(tmp_path, num_key_value_heads=2, **SIZES)
+    stream = TinyCommandContext().stream_layers(str(folder))
+    rows = stream.parameter("model.embed_tokens.weight")
+    rows[:, ::13] *= 1e6
+    rows[:, 1::13] *= 1e-6
+    layer = stream.layer(0, [rows[:12]])
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        layer.parameters[f"model.layers.0.{norm}.weight"][::13] = 3e4
+    names = [weight.name for group in layer.groups for weight in group]
+    for name in names:
+        layer.parameters[f"{name}.weight"] *= 1e3
+    calibrator = AWQCalibrator(dict.fromkeys(names, AWQSettings(group_size=32)), [])
+    calibrator.fold(layer)
+    for group in layer.groups:
+        for inputs in layer.inputs(group[0].name):
+            calibrator.observe(group, inputs)
+        values = [layer.parameters[f"{weight.name}.weight"] for weight in group]
+        for made in calibrator.quantize(group, values):
+            assert bool(made.parameters["scales"].isfinite().all())
+            assert bool(made.values.isfinite().all())
+
+
 def test_one_checkpoint_has_one_form() -> None:
     with pytest.raises(ConfigError, match="settings: differ between weights"):
         AWQCalibrator({"a": AWQSettings(), "b": AWQSettings(group_size=32)}, [])

@@ -58,6 +58,8 @@ DAMAGES: list[tuple[Change, str]] = [
     (_say(version="gemv_fast"), "version: gemv_fast; allowed: gemm"),
     (_say(version="llm-awq"), "version: llm-awq; allowed: gemm"),
     (_say(version="marlin"), "version: marlin; allowed: gemm"),
+    (_say(checkpoint_format="gemv"), "checkpoint_format: gemv; allowed: gemm"),
+    (_say(pack_dtype="int16"), "pack_dtype: 'int16'; allowed: int32"),
     (_say(bits=8), "bits: 8; allowed: 4"),
     (_say(group_size=0), "group_size: 0; allowed: -1 or a positive number"),
     (_say(group_size=None), "q_group_size: is missing"),
@@ -68,6 +70,10 @@ DAMAGES: list[tuple[Change, str]] = [
     (_say(modules_to_not_convert=["mlp.gate_up_proj"]), "though modules_to_not_convert names"),
     (_say(clip_ratio=0.9), "clip_ratio: 0.9, and awq checkpoints are not known to have it"),
     (_say(quant_method="hqq"), "the checkpoint is quantized by hqq"),
+    (
+        lambda tensors, config: tensors["lm_head.weight"].fill_(torch.nan),
+        "lm_head.weight: holds numbers that are not finite",
+    ),
     (_set_scale(torch.inf), f"{UP}.scales: holds numbers that are not finite"),
     (_set_scale(torch.nan), f"{UP}.scales: holds numbers that are not finite"),
     (

@@ -7,10 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from pegboard.interfaces.quantizer import QuantizerContext
-from pegboard.testing.quantized_checkpoint import largest_logprob_error, weights_that_differ
+from pegboard.testing.quantized_checkpoint import (
+    largest_logprob_error,
+    tools_logits,
+    weights_that_differ,
+)
 from pegboard_awq.quantizer import AWQQuantizer
 from pegboard_quant.options import ActivationOptions
 
@@ -31,9 +34,7 @@ def test_weights_are_those_of_the_tool_bit_for_bit(folder: Path) -> None:
 
 
 def test_logits_are_those_of_the_tool(folder: Path, tmp_path: Path) -> None:
-    expected = load_file(folder / "expected.safetensors")
-    ids = expected["input_ids"][0].tolist()
-    error = largest_logprob_error(_running(folder, tmp_path), ids, expected["logits"][0].float())
+    error = largest_logprob_error(_running(folder, tmp_path), *tools_logits(folder))
     assert error <= TOLERANCE[folder.name]
 
 
@@ -46,18 +47,15 @@ def test_settings_in_a_file_of_their_own_are_found(root: Path, tmp_path: Path) -
     (tmp_path / "config.json").write_text(json.dumps(said))
     settings = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
     (tmp_path / "quant_config.json").write_text(json.dumps(settings))
-    expected = load_file(folder / "expected.safetensors")
-    ids = expected["input_ids"][0].tolist()
-    assert largest_logprob_error(config, ids, expected["logits"][0].float()) <= 1e-2
+    assert largest_logprob_error(config, *tools_logits(folder)) <= 1e-2
 
 
 def test_quantized_inputs_change_logits_a_little(root: Path, tmp_path: Path) -> None:
     folder = root / "tests" / "data" / "quant" / "awq-4b-g32"
     quantizer = {"name": "awq", "options": {"activations": "int8"}}
     config = {**_running(folder, tmp_path), "quantizer": quantizer}
-    expected = load_file(folder / "expected.safetensors")
-    logits = expected["logits"][0]
-    error = largest_logprob_error(config, expected["input_ids"][0].tolist(), logits)
+    ids, logits = tools_logits(folder)
+    error = largest_logprob_error(config, ids, logits)
     assert 5e-3 < error < 0.1 * float(logits.std())
 
 

@@ -1,4 +1,4 @@
-"""What Pegboard's quantizers share, and quantizers that round to nearest while they load."""
+"""What Pegboard's quantizers share, quantizers that round while they load, and one of many layouts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pegboard import hookimpl
 
 if TYPE_CHECKING:
     from pegboard.interfaces.quantizer import Quantizer, QuantizerContext
-    from pegboard_quant.options import RoundingOptions
+    from pegboard_quant.options import CheckpointOptions, RoundingOptions
 
 
 @hookimpl
-def pegboard_quantizers() -> dict[str, Callable[[QuantizerContext, RoundingOptions], Quantizer]]:
-    return {"int8": _make_int8, "w4": _make_w4}
+def pegboard_quantizers() -> dict[str, Callable[[QuantizerContext, Any], Quantizer]]:
+    return {"int8": _make_int8, "mixed": _make_mixed, "w4": _make_w4}
 
 
 @hookimpl
@@ -32,6 +32,12 @@ def _make_int8(context: QuantizerContext, options: RoundingOptions) -> Quantizer
     from pegboard_quant.online import INT8, OnlineQuantizer
 
     return OnlineQuantizer(context, options, INT8)
+
+
+def _make_mixed(context: QuantizerContext, options: CheckpointOptions) -> Quantizer:
+    from pegboard_quant.mixed import MixedQuantizer
+
+    return MixedQuantizer(context, options)
 
 
 def _make_w4(context: QuantizerContext, options: RoundingOptions) -> Quantizer:

@@ -63,8 +63,9 @@ def pack(codes: torch.Tensor, bits: int, axis: int = -1) -> torch.Tensor:
         stream[..., byte] |= padded[..., index] << offset
         if offset + bits > _BYTE:
             stream[..., byte + 1] |= padded[..., index] >> (_BYTE - offset)
-    filled = _of_length(stream.flatten(-2), width * WORD_BITS // _BYTE).contiguous()
-    return _little_endian(filled.view(torch.int32)).movedim(-1, axis).contiguous()
+    filled = _of_length(stream.flatten(-2), width * WORD_BITS // _BYTE)
+    words = _little_endian(_seen_as(filled, torch.int32))
+    return words.movedim(-1, axis).contiguous()
 
 
 def unpack_apart(words: torch.Tensor, bits: int, num_codes: int, axis: int = -1) -> torch.Tensor:
@@ -91,7 +92,14 @@ def pack_apart(codes: torch.Tensor, bits: int, axis: int = -1) -> torch.Tensor:
 
 
 def _bytes_of(words: torch.Tensor, axis: int) -> torch.Tensor:
-    return _little_endian(words.movedim(axis, -1).contiguous()).view(torch.uint8)
+    return _seen_as(_little_endian(words.movedim(axis, -1).contiguous()), torch.uint8)
+
+
+def _seen_as(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The bytes of each row as another type. They are laid in a line first: an axis of length 1 may have
+    any stride, with which torch refuses it."""
+    line = rows.contiguous().as_strided((rows.numel(),), (1,))
+    return line.view(dtype).view(*rows.shape[:-1], -1)
 
 
 def _little_endian(words: torch.Tensor) -> torch.Tensor:

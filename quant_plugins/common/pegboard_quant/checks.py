@@ -56,7 +56,8 @@ def check_finite(name: str, tensor: torch.Tensor) -> None:
     Raises:
         CheckpointError: one is infinite or not a number.
     """
-    if not bool(tensor.float().isfinite().all()):
+    least, most = tensor.aminmax()
+    if not bool(least.isfinite() & most.isfinite()):
         raise CheckpointError(f"tensor {name}", "holds numbers that are not finite", fix=GET_AGAIN)
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.model import ParameterKind
-from pegboard_quant.names import is_any
+from pegboard_quant.names import is_any, rank
 from pegboard_quant.planning import flag, refuse_unknown, texts
 
 METHODS = ("compressed-tensors", "sparseml")
@@ -21,6 +21,9 @@ METHODS = ("compressed-tensors", "sparseml")
 
 READABLE = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 """Layouts that are read, here or by others; the last is one of the two before it."""
+
+Kind = Literal["int", "float"]
+"""What codes are."""
 
 _METHOD = "compressed-tensors"
 _TOP = frozenset(
@@ -56,7 +59,7 @@ class QuantizationArgs:
     """
 
     bits: int
-    kind: str
+    kind: Kind
     symmetric: bool
     strategy: str
     group_size: int | None
@@ -89,7 +92,7 @@ class CompressedConfig:
     """A checkpoint's `quantization_config`.
 
     Attributes:
-        groups: in the order in which they apply.
+        groups: of weights; one weight may be meant by several.
         ignored: what is left as it is, as `targets`; goes before them.
         kv: how keys and values are quantized; None: not.
     """
@@ -99,15 +102,24 @@ class CompressedConfig:
     kv: QuantizationArgs | None
 
     def group_of(self, module: str, kind: ParameterKind) -> Group | None:
-        """The first group that means a module; None: it is ignored, or none means it.
+        """The group that means a module most narrowly: by its name, by a pattern, by its class. Of two
+        that mean it alike, that of the target which sorts first, as the tool has it. None: the module
+        is ignored, or no group means it.
 
         Raises:
             CheckpointError: a pattern is no regular expression.
         """
         if is_any(self.ignored, module, kind):
             return None
-        found = (group for group in self.groups if is_any(group.targets, module, kind))
-        return next(found, None)
+        by_target = {target: group for group in self.groups for target in group.targets}
+        if module in by_target:
+            return by_target[module]
+        found = [
+            (narrow, target)
+            for target in by_target
+            if (narrow := rank(target, module, kind)) is not None
+        ]
+        return by_target[min(found)[1]] if found else None
 
 
 def parse(facts: CheckpointFacts) -> CompressedConfig:

@@ -13,12 +13,10 @@ from typing import Literal, cast
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.quantizer import WeightSpec
-from pegboard_quant import compressed_tensors
-from pegboard_quant.compressed_tensors import Group, QuantizationArgs
+from pegboard_quant.compressed_tensors import CompressedConfig, Group, Kind, QuantizationArgs
 from pegboard_quant.options import CheckpointOptions
 from pegboard_quant.scale_blocks import ScaleBlocks
 
-Kind = Literal["int", "float"]
 Scales = Literal["tensor", "channel", "block", "whole_or_row"]
 
 _BITS = 8
@@ -116,17 +114,16 @@ class Rules:
         return ()
 
 
-def compressed_rules(facts: CheckpointFacts, kind: Kind) -> Rules:
+def compressed_rules(config: CompressedConfig, kind: Kind) -> Rules:
     """Those of a compressed-tensors checkpoint.
 
     Args:
-        facts: the checkpoint.
+        config: what it says.
         kind: of its codes.
 
     Raises:
-        CheckpointError: the config says what is not known, or of other codes.
+        CheckpointError: it says what is not known, or of other codes.
     """
-    config = compressed_tensors.parse(facts)
     rules = {group.name: _rule(group, kind) for group in config.groups}
 
     def of(layer: WeightSpec) -> Rule | None:

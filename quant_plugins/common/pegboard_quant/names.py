@@ -37,26 +37,29 @@ def spellings(module: str) -> tuple[str, ...]:
     return (module, *(f"{parent}{dot}{name}" for name in FUSED.get(last, ())))
 
 
-def is_named(entry: str, module: str, kind: ParameterKind) -> bool:
-    """Whether an entry of `targets` or `ignore` means a module: by `re:` and a pattern that its name
-    begins with, by its name (a prefix more or less on either side), or by its class.
+def rank(entry: str, module: str, kind: ParameterKind) -> int | None:
+    """How narrowly an entry of `targets` or `ignore` means a module: 0, by its name (a prefix more or
+    less on either side); 1, by `re:` and a pattern that its name begins with; 2, by its class; None:
+    not at all.
 
     Raises:
         CheckpointError: the pattern is no regular expression.
     """
     if entry.startswith(REGEX):
         pattern = entry.removeprefix(REGEX)
-        return any(begins_with(pattern, name) for name in spellings(module))
-    return entry == CLASSES.get(kind) or any(_same(entry, name) for name in spellings(module))
+        return 1 if any(begins_with(pattern, name) for name in spellings(module)) else None
+    if any(_same(entry, name) for name in spellings(module)):
+        return 0
+    return 2 if entry == CLASSES.get(kind) else None
 
 
 def is_any(entries: Iterable[str], module: str, kind: ParameterKind) -> bool:
-    """Whether any of the entries means the module, as `is_named`.
+    """Whether any of the entries means the module, as `rank`.
 
     Raises:
         CheckpointError: a pattern is no regular expression.
     """
-    return any(is_named(entry, module, kind) for entry in entries)
+    return any(rank(entry, module, kind) is not None for entry in entries)
 
 
 def contains_any(entries: Iterable[str], module: str) -> bool:

@@ -132,9 +132,13 @@ class Output:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes a safetensors file, complete or not at all."""
+    """Writes a safetensors file, complete or not at all; whoever may read other new files may read it,
+    while the library's are its user's alone."""
     temporary = path.with_name(f".{path.name}.new")
+    temporary.touch()
+    mode = temporary.stat().st_mode
     save_file(dict(tensors), temporary, metadata={"format": "pt"})
+    temporary.chmod(mode)
     os.replace(temporary, path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pegboard.errors import CheckpointError, ConfigError
@@ -24,8 +25,7 @@ ACTIVATION_BLOCK = 32
 """Inputs that share a scale where activations are quantized in groups."""
 
 
-MAP_BYTES = 4
-"""Bytes an input, where a map says which group it is in."""
+_MAP_BYTES = 4
 
 
 class CodedLayer(Protocol):
@@ -40,6 +40,34 @@ class CodedLayer(Protocol):
     def parameters(self) -> tuple[StoredParameter, ...]: ...
     @property
     def num_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedLayer:
+    """A layer in whole-number codes, with a scale and a zero for each group of a row's inputs.
+
+    Attributes:
+        bits: of a code.
+        shape: [out_features, in_features].
+        num_groups: of a row.
+        group_size: inputs a group.
+        parameters: the tensors.
+    """
+
+    bits: int
+    shape: tuple[int, int]
+    num_groups: int
+    group_size: int
+    parameters: tuple[StoredParameter, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """In memory: codes of 4 or 8 bits, scales and zeros; and the group of each input, where a
+        tensor says it."""
+        kind = code_format(self.bits, "float")
+        num_bytes = code_bytes(kind, self.shape, self.num_groups, numbers=2)
+        mapped = any(parameter.name.endswith("g_idx") for parameter in self.parameters)
+        return num_bytes + (_MAP_BYTES * self.shape[1] if mapped else 0)
 
 
 def parameters_of(layer: WeightSpec, found: CodedLayer | None) -> tuple[StoredParameter, ...]:
@@ -80,19 +108,6 @@ def code_bytes(kind: str, shape: tuple[int, int], num_groups: int, numbers: int 
     out_features, in_features = shape
     row = -(-in_features * CODE_BITS[kind] // 8) + num_groups * numbers * SCALE_BYTES
     return out_features * row
-
-
-def packed_bytes(bits: int, shape: tuple[int, int], num_groups: int, *, mapped: bool) -> int:
-    """Bytes in memory of a weight in whole-number codes, with a scale and a zero a group.
-
-    Args:
-        bits: of a code.
-        shape: [out_features, in_features].
-        num_groups: of a row.
-        mapped: a map says which group an input is in.
-    """
-    num_bytes = code_bytes(code_format(bits, "float"), shape, num_groups, numbers=2)
-    return num_bytes + (MAP_BYTES * shape[1] if mapped else 0)
 
 
 def code_format(bits: int, activations: str) -> str:

@@ -59,6 +59,17 @@ def test_streams_run_along_either_axis(case: tuple[int, int, int]) -> None:
     assert torch.equal(unpack_apart(pack_apart(codes, bits).T, bits, num_codes, axis=0), codes.T)
 
 
+@pytest.mark.parametrize("shape", [(1, 8), (8, 1), (1, 9), (9, 1), (1, 1)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_one_row_or_one_word_of_a_larger_tensor(shape: tuple[int, int], axis: int) -> None:
+    codes = torch.arange(9, dtype=torch.uint8).repeat(9, 1)[: shape[0], : shape[1]]
+    words = pack(codes, 4, axis=axis)
+    rows, columns = words.shape
+    larger = torch.zeros(rows + 3, columns + 3, dtype=torch.int32)
+    larger[:rows, :columns] = words
+    assert torch.equal(unpack(larger[:rows, :columns], 4, shape[axis], axis=axis), codes)
+
+
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_extreme_codes_do_not_reach_into_their_neighbours(bits: int) -> None:
     codes = torch.zeros(1, 64, dtype=torch.uint8)

@@ -51,23 +51,38 @@ def test_every_config_of_the_tools_is_understood(root: Path) -> None:
         assert parsed.group_of("lm_head", "head") is None
         found[file.parent.name] = (group.layout, group.weights.bits, group.weights.strategy)
     assert found["ct-w3a16-g32"] == ("pack-quantized", 3, "group")
+    assert found["ct-mixed"] == ("pack-quantized", 4, "group")
     assert found["ct-fp8-block"] == ("float-quantized", 8, "block")
     assert found["ct-w8a8-int8-dynamic"] == ("int-quantized", 8, "channel")
     assert len(found) >= 9
 
 
-def test_what_is_ignored_goes_before_targets_and_the_first_group_wins() -> None:
-    groups = {
-        "group_0": {**GROUP, "targets": ["re:.*down_proj"], "weights": {**ARGS, "num_bits": 8}},
-        "group_1": GROUP,
-    }
-    parsed = parse(_facts(config_groups=groups, ignore=["lm_head", "re:.*layers.0.self_attn.qkv"]))
-    down = parsed.group_of("model.layers.0.mlp.down_proj", "linear")
-    up = parsed.group_of("model.layers.0.mlp.up_proj", "linear")
-    assert down is not None and down.name == "group_0"
-    assert up is not None and up.name == "group_1"
+def test_what_is_ignored_goes_before_targets() -> None:
+    parsed = parse(_facts(ignore=["lm_head", "re:.*layers.0.self_attn.qkv"]))
     assert parsed.group_of("model.layers.0.self_attn.k_proj", "linear") is None
+    assert parsed.group_of("model.layers.1.self_attn.k_proj", "linear") is not None
     assert parsed.group_of("model.embed_tokens", "embedding") is None
+
+
+def test_the_narrowest_target_counts_wherever_it_stands() -> None:
+    targets = {
+        "class": ["Linear"],
+        "pattern": ["re:.*down_proj"],
+        "name": ["model.layers.0.mlp.down_proj", "re:.*mlp.up.*"],
+        "later pattern": ["re:.*mlp.*"],
+    }
+    groups = {name: {**GROUP, "targets": entries} for name, entries in targets.items()}
+    parsed = parse(_facts(config_groups=groups))
+    meant = {
+        "model.layers.0.mlp.down_proj": "name",
+        "model.layers.1.mlp.down_proj": "pattern",
+        "model.layers.1.mlp.gate_proj": "later pattern",
+        "model.layers.1.mlp.up_proj": "later pattern",  # of patterns, that which sorts first
+        "model.layers.1.self_attn.q_proj": "class",
+    }
+    for module, name in meant.items():
+        group = parsed.group_of(module, "linear")
+        assert group is not None and group.name == name
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pegboard.errors import CheckpointError
-from pegboard_quant.names import begins_with, contains_any, is_any, is_named
+from pegboard_quant.names import begins_with, contains_any, is_any, rank
 
 UP = "model.layers.1.mlp.up_proj"
 Q = "model.layers.0.self_attn.q_proj"
@@ -25,7 +25,7 @@ Q = "model.layers.0.self_attn.q_proj"
     ],
 )
 def test_a_module_is_meant_by_name_pattern_class_prefix_or_fused_name(entry: str) -> None:
-    assert is_named(entry, UP, "linear")
+    assert is_any([entry], UP, "linear")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_module_is_meant_by_name_pattern_class_prefix_or_fused_name(entry: str
     ],
 )
 def test_names_that_only_look_alike_mean_others(entry: str) -> None:
-    assert not is_named(entry, UP, "linear")
+    assert not is_any([entry], UP, "linear")
 
 
 @pytest.mark.parametrize("fused", ["qkv_proj", "qkv"])
@@ -53,9 +53,14 @@ def test_attention_is_known_by_its_fused_names(fused: str) -> None:
 
 
 def test_the_head_is_a_linear_layer_and_the_embedding_is_not() -> None:
-    assert is_named("Linear", "lm_head", "head") and is_named("lm_head", "lm_head", "head")
-    assert is_named("Embedding", "model.embed_tokens", "embedding")
-    assert not is_named("Linear", "model.embed_tokens", "embedding")
+    assert is_any(["Linear"], "lm_head", "head") and is_any(["lm_head"], "lm_head", "head")
+    assert is_any(["Embedding"], "model.embed_tokens", "embedding")
+    assert not is_any(["Linear"], "model.embed_tokens", "embedding")
+
+
+def test_a_name_is_narrower_than_a_pattern_and_that_than_a_class() -> None:
+    entries = ("model.layers.1.mlp.gate_up_proj", "re:.*mlp.*", "Linear", "Embedding")
+    assert [rank(entry, UP, "linear") for entry in entries] == [0, 1, 2, None]
 
 
 def test_a_part_of_a_name_is_one_or_more_whole_words() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.quantizer import StoredKVScales, StoredParameter, WeightSpec
 from pegboard_fp8.rules import fp8_rules, modelopt_rules
-from pegboard_quant import compressed_tensors
+from pegboard_quant.compressed_tensors import METHODS, parse
 from pegboard_quant.eight_bit import Rules, compressed_rules
 from pegboard_quant.eight_bit_layers import FLOAT8, EightBitLayer, eight_bit_layer
 from pegboard_quant.kv_scales import compressed_kv_scales, find_kv_scales
@@ -17,7 +17,7 @@ from pegboard_quant.planning import bytes_of, parameters_of, wrong_method
 _RULES: dict[str, Callable[[CheckpointFacts], Rules]] = {
     "fp8": fp8_rules,
     "modelopt": modelopt_rules,
-    **dict.fromkeys(compressed_tensors.METHODS, lambda facts: compressed_rules(facts, "float")),
+    **dict.fromkeys(METHODS, lambda facts: compressed_rules(parse(facts), "float")),
 }
 
 
@@ -64,7 +64,7 @@ def formats(facts: CheckpointFacts, options: CheckpointOptions | None) -> tuple[
 
 def kv_scales(facts: CheckpointFacts) -> tuple[StoredKVScales, ...]:
     """The tensors with static scales of keys and values."""
-    if facts.quantization in compressed_tensors.METHODS:
+    if facts.quantization in METHODS:
         return compressed_kv_scales(facts)
     return find_kv_scales(facts, "float8")
 

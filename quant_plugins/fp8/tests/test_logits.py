@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from pegboard.interfaces.quantizer import QuantizerContext
 from pegboard.testing.quantized_checkpoint import (
+    REFERENCE,
     RoundingDecoder,
     dequantized,
     facts_of,
     logprob_errors,
     tensors_of,
+    tools_logits,
 )
 from pegboard_fp8.e4m3 import to_e4m3
 from pegboard_fp8.quantizer import FP8Quantizer
@@ -35,23 +36,15 @@ TEXTS = torch.randint(512, (9, 4), generator=torch.Generator().manual_seed(4)).t
 
 def config_of(folder: Path, **options: str) -> dict[str, Any]:
     return {
+        **REFERENCE,
         "model": str(folder),
-        "dtype": "float32",
-        "kernels": "torch",
-        "attention": "torch",
         "quantizer": {"name": "fp8", "options": options} if options else "auto",
     }
 
 
-def expected(folder: Path) -> tuple[list[int], torch.Tensor]:
-    held = load_file(folder / "expected.safetensors")
-    ids: list[int] = held["input_ids"].flatten().tolist()
-    return ids, held["logits"].reshape(len(ids), -1)
-
-
 @pytest.mark.parametrize("name", sorted(OWN))
 def test_checkpoints_written_by_formulas_give_their_logits(quant_data: Path, name: str) -> None:
-    ids, logits = expected(quant_data / name)
+    ids, logits = tools_logits(quant_data / name)
     assert logprob_errors(config_of(quant_data / name), [ids], [logits])[0] < SAME
 
 
@@ -59,7 +52,7 @@ def test_checkpoints_written_by_formulas_give_their_logits(quant_data: Path, nam
 def test_other_tools_checkpoints_give_their_logits_within_the_rounding_of_inputs(
     quant_data: Path, name: str
 ) -> None:
-    ids, logits = expected(quant_data / name)
+    ids, logits = tools_logits(quant_data / name)
     assert logprob_errors(config_of(quant_data / name), [ids], [logits])[0] < TOOLS_ROUNDING
 
 

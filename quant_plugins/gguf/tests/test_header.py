@@ -87,6 +87,7 @@ def test_what_is_no_readable_file_is_refused(tmp_path: Path, content: bytes, mes
         ([_info("a", (8,), offset=4)], "offset 4"),
         ([_info("a", (2**40, 2**40))], "'a' ends at byte"),
         ([_info("a", (40, 2), type_id=8)], "multiple of 32"),
+        ([_info("a", (96, 2), type_id=12)], "multiple of 256"),
         ([_info("a", (32,), type_id=8)], "the vector 'a' in Q8_0"),
         ([_info("a", (0, 2))], "shape"),
         ([_info("a", (2, 2), type_id=999)], "unknown type 999"),

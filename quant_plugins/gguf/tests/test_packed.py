@@ -25,7 +25,7 @@ from pegboard_gguf.plan import BLOCK_FORMATS, resident_bytes
 from pegboard_gguf.quantizer import GGUFQuantizer
 from pegboard_gguf.source import GGUFSource
 
-BLOCKS = Path(__file__).parent / "data" / "gguf-blocks"
+BLOCKS = Path(__file__).parents[3] / "tests" / "data" / "quant" / "gguf-blocks"
 PACKED = GGUFOptions(mode="packed", activations="float")
 ROUNDED = GGUFOptions(mode="packed", activations="int8")
 

@@ -13,6 +13,7 @@ import torch
 from gguf import GGMLQuantizationType
 from pydantic import ValidationError
 
+from pegboard import Engine
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard_gguf.describe import describe
 from pegboard_gguf.options import GGUFOptions
@@ -82,6 +83,33 @@ def test_notes_say_types_bits_and_that_inputs_are_rounded(mixed: CheckpointFacts
     assert "rounded to int8" in rounded and "activations: float" in rounded
     assert notes(mixed, FLOAT) == (packed,)
     assert notes(mixed, DEQUANTIZE) == ()
+
+
+def test_rows_that_fill_no_blocks_come_in_other_types_and_their_bits_are_told(
+    write_model: Any, mixed_model: Any, random_blocks: Any
+) -> None:
+    """Tools fall back to larger types: such a file has more bits a weight than its name says."""
+    q4_k = GGMLQuantizationType.Q4_K
+    kinds, layer = dict.fromkeys(mixed_model.kinds, q4_k), "model.layers.0.mlp"
+    shapes = {f"{layer}.gate_proj.weight": (96, 256), f"{layer}.up_proj.weight": (96, 256)}
+    tensors = {
+        name: torch.from_numpy(random_blocks(shapes.get(name, (len(one), 256)), q4_k, 1))
+        if name in kinds
+        else one
+        for name, one in mixed_model.tensors.items()
+    }
+    down = f"{layer}.down_proj.weight"
+    tensors[down] = torch.randn(256, 96, generator=torch.Generator().manual_seed(2))
+    kinds[down] = GGMLQuantizationType.Q8_0
+    config = {**mixed_model.config, "intermediate_size": 96}
+    path = write_model(config, tensors, kinds=kinds)
+    packed = notes(describe(path), FLOAT)[0]
+    others, bits = (288 + 256 + 128 + 128 + 256 + 2 * 96) * 256, 4 + 2 * 32 / 32
+    expected = (others * bits + 256 * 96 * (8 + 32 / 32)) / (others + 256 * 96)
+    assert packed == (
+        f"matrices that stay packed: 7 of Q4_K, 1 of Q8_0; {expected:.1f} bits a weight"
+    )
+    Engine({"model": str(path), "threads": 1, "kv_cache": {"memory": "8MiB"}}).close()
 
 
 def test_notes_name_what_becomes_float(

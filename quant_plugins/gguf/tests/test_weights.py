@@ -21,7 +21,7 @@ from pegboard_gguf.plan import BLOCK_FORMATS, PLAIN_DTYPES, parameters, resident
 from pegboard_gguf.quantizer import GGUFQuantizer
 from pegboard_gguf.source import GGUFSource
 
-BLOCKS = Path(__file__).parent / "data" / "gguf-blocks"
+BLOCKS = Path(__file__).parents[3] / "tests" / "data" / "quant" / "gguf-blocks"
 DEQUANTIZE = GGUFOptions(mode="dequantize")
 
 TINY = {

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from pegboard.errors import ConfigError
 from pegboard.interfaces.quantizer import Calibrator, QuantizedWeight, WeightSpec
-from pegboard_gptq.solver import Grid, Hessian, NotPositiveDefinite, solve
+from pegboard_gptq.solver import ActOrder, Grid, Hessian, NotPositiveDefinite, solve
 from pegboard_quant import gptq_layout
 from pegboard_quant.calibration import Bits, GroupSize, check_inputs, check_values
 from pegboard_quant.rtn import quantized, rounded
@@ -26,14 +26,15 @@ class GPTQWeightSettings(BaseModel):
         bits: of a code.
         group_size: inputs that share a scale; -1: all.
         sym: the zero is the middle code; else each group has its own.
-        act_order: inputs are quantized by falling importance; the same for all weights.
+        act_order: inputs are quantized by falling importance, and groups formed of those that then follow
+            each other; `static`: groups are of neighbours all the same. The same for all weights.
         damping: added to the Hessian's diagonal, in parts of its mean.
     """
 
     bits: Bits = 4
     group_size: GroupSize = 64
     sym: bool = True
-    act_order: bool = False
+    act_order: ActOrder = "static"
     damping: float = Field(default=0.01, gt=0, le=1)
 
 
@@ -75,7 +76,7 @@ class GPTQCalibrator(Calibrator):
         return [self._quantized(weight, numbers, hessian) for weight, numbers in pairs]
 
     def export(self, stored: Mapping[str, Collection[str]]) -> Mapping[str, Any]:
-        act_order = any(one.act_order for one in self._settings.values())
+        act_order = any(one.act_order is True for one in self._settings.values())
         damping = max(one.damping for one in self._settings.values())
         config = gptq_layout.config_of(self._settings, self._kept, act_order=act_order)
         return {**config, "damp_percent": damping}

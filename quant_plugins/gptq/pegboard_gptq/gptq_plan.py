@@ -8,42 +8,20 @@ from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.quantizer import StoredParameter, WeightSpec
 from pegboard_gptq.config import GPTQSettings, settings_of
-from pegboard_quant.planning import WORD_BITS, group_count, num_words, packed_bytes
+from pegboard_quant.planning import WORD_BITS, GroupedLayer, group_count, num_words
 
 CODES = "qweight"
 
 
 @dataclass(frozen=True, slots=True)
-class GPTQLayer:
+class GPTQLayer(GroupedLayer):
     """A layer in codes.
 
     Attributes:
         settings: what the config says of it.
-        shape: of the weight.
-        num_groups: of a row.
-        group_size: inputs a group.
-        parameters: the tensors.
     """
 
     settings: GPTQSettings
-    shape: tuple[int, int]
-    num_groups: int
-    group_size: int
-    parameters: tuple[StoredParameter, ...]
-
-    @property
-    def bits(self) -> int:
-        return self.settings.bits
-
-    @property
-    def has_map(self) -> bool:
-        """Whether a tensor says which group an input is in."""
-        return any(parameter.name == "g_idx" for parameter in self.parameters)
-
-    @property
-    def num_bytes(self) -> int:
-        """In memory: codes of 4 or 8 bits, scales and zeros."""
-        return packed_bytes(self.bits, self.shape, self.num_groups, mapped=self.has_map)
 
 
 def gptq_layer(layer: WeightSpec, facts: CheckpointFacts) -> GPTQLayer | None:
@@ -75,7 +53,7 @@ def gptq_layer(layer: WeightSpec, facts: CheckpointFacts) -> GPTQLayer | None:
             "is missing, and desc_act says that groups are not consecutive",
             fix="get the checkpoint again, or quantize it with desc_act: false",
         )
-    return GPTQLayer(settings, layer.shape, num_groups, size, parameters)
+    return GPTQLayer(settings.bits, layer.shape, num_groups, size, parameters, settings)
 
 
 def _parameters(

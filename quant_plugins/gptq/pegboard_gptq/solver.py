@@ -4,6 +4,7 @@ the inputs that are still to come."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -12,6 +13,15 @@ from pegboard_quant.rounding import Zeros, group_parameters
 
 BLOCK = 128
 """Inputs whose corrections are applied to the rest of the weight together."""
+
+
+ActOrder = bool | Literal["static"]
+"""Whether inputs are taken by falling diagonal of the Hessian, and groups formed in that order; `static`:
+taken so, but groups are of neighbours, and their scales those of the weight as it was."""
+
+
+Parameters = tuple[torch.Tensor, torch.Tensor]
+"""Scale and zero of a group, [out] each."""
 
 
 class NotPositiveDefinite(Exception):
@@ -47,7 +57,7 @@ class Hessian:
 
 
 def solve(
-    values: torch.Tensor, hessian: torch.Tensor, grid: Grid, *, damping: float, act_order: bool
+    values: torch.Tensor, hessian: torch.Tensor, grid: Grid, *, damping: float, act_order: ActOrder
 ) -> UnsignedCodes:
     """Codes of a weight that make |Wx - Qx|² small over the inputs of a Hessian.
 
@@ -56,7 +66,7 @@ def solve(
         hessian: float64 [in, in].
         grid: of the codes.
         damping: added to the Hessian's diagonal, in parts of its mean.
-        act_order: inputs are taken by falling diagonal, and groups formed in that order.
+        act_order: in which order.
 
     Raises:
         NotPositiveDefinite: even with the damping.
@@ -65,20 +75,22 @@ def solve(
     dead = hessian.diagonal() == 0
     hessian.diagonal()[dead] = 1.0
     weights[:, dead] = 0.0
-    order = None
+    in_features = weights.shape[1]
+    size = in_features if grid.group_size == -1 else grid.group_size
+    order = torch.arange(in_features)
     if act_order:
         order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
-        weights, hessian = weights[:, order], hessian[order][:, order]
-    factor = inverse_factor(hessian, damping)
-    codes, scales, zeros = _sweep(weights, factor, grid)
-    in_features = codes.shape[1]
-    size = in_features if grid.group_size == -1 else grid.group_size
+    back = torch.argsort(order)
+    factor = inverse_factor(hessian[order][:, order], damping)
     groups = None
-    if order is not None:
-        back = torch.argsort(order)
-        codes = codes[:, back]
-        groups = (back // size).to(torch.int32)
-    return UnsignedCodes(codes.contiguous(), grid.bits, scales, zeros, size, groups)
+    if act_order == "static":
+        fixed = [_parameters(weights, first, size, grid) for first in range(0, in_features, size)]
+        codes, parameters = _sweep(weights[:, order], factor, grid, size, (order // size, fixed))
+    else:
+        codes, parameters = _sweep(weights[:, order], factor, grid, size)
+        groups = (back // size).to(torch.int32) if act_order else None
+    scales, zeros = (torch.stack(column, dim=1) for column in zip(*parameters, strict=True))
+    return UnsignedCodes(codes[:, back].contiguous(), grid.bits, scales, zeros, size, groups)
 
 
 def inverse_factor(hessian: torch.Tensor, damping: float) -> torch.Tensor:
@@ -100,24 +112,31 @@ def inverse_factor(hessian: torch.Tensor, damping: float) -> torch.Tensor:
 
 
 def _sweep(
-    weights: torch.Tensor, factor: torch.Tensor, grid: Grid
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes uint8 [out, in], scales and zeros [out, groups]. `weights` is void afterwards."""
+    weights: torch.Tensor,
+    factor: torch.Tensor,
+    grid: Grid,
+    size: int,
+    fixed: tuple[torch.Tensor, list[Parameters]] | None = None,
+) -> tuple[torch.Tensor, list[Parameters]]:
+    """Codes uint8 [out, in], and each group's parameters. `weights` is void afterwards.
+
+    Args:
+        weights: float64 [out, in], in the order in which inputs are taken.
+        factor: of their Hessian.
+        grid: of the codes.
+        size: of a group of inputs that follow each other.
+        fixed: the group of each input, and parameters, where these are known before.
+    """
     in_features = weights.shape[1]
-    size = in_features if grid.group_size == -1 else grid.group_size
     codes = torch.empty(weights.shape, dtype=torch.uint8)
-    scales: list[torch.Tensor] = []
-    zeros: list[torch.Tensor] = []
+    group_of, parameters = (torch.arange(in_features) // size, []) if fixed is None else fixed
     for first, stop in _blocks(in_features, size):
         errors = torch.empty(len(weights), stop - first, dtype=torch.float64)
         for at in range(first, stop):
-            if at % size == 0:
+            if fixed is None and at % size == 0:
                 # A block begins no later than its first group: all corrections so far are in.
-                group = weights[:, at : at + size].float()
-                scale, zero = group_parameters(group, grid.bits, grid.zeros, grid.scale_dtype)
-                scales.append(scale)
-                zeros.append(zero)
-            step, zero = scales[-1].double(), zeros[-1].double()
+                parameters.append(_parameters(weights, at, size, grid))
+            step, zero = (one.double() for one in parameters[int(group_of[at])])
             column = weights[:, at]
             code = (torch.round(column / step) + zero).clamp_(0, 2**grid.bits - 1)
             codes[:, at] = code.to(torch.uint8)
@@ -125,7 +144,13 @@ def _sweep(
             weights[:, at:stop] -= torch.outer(error, factor[at, at:stop])
             errors[:, at - first] = error
         weights[:, stop:] -= errors @ factor[first:stop, stop:]
-    return codes, torch.stack(scales, dim=1), torch.stack(zeros, dim=1)
+    return codes, parameters
+
+
+def _parameters(weights: torch.Tensor, first: int, size: int, grid: Grid) -> Parameters:
+    """Of the group of inputs that begins there."""
+    group = weights[:, first : first + size].float()
+    return group_parameters(group, grid.bits, grid.zeros, grid.scale_dtype)
 
 
 def _blocks(in_features: int, group_size: int) -> list[tuple[int, int]]:

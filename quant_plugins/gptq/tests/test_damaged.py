@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from pegboard.testing.quantized_checkpoint import (
     refusal,
     tensors_of,
 )
+from pegboard_quant import gptq_layout
 from pegboard_quant.bitstream import pack_apart, unpack
+from pegboard_quant.rounding import round_to_nearest
 
 UP = "model.layers.0.mlp.up_proj"
 Q = "model.layers.1.self_attn.q_proj"
@@ -177,6 +180,31 @@ def test_what_cannot_be_right_is_refused_in_a_line(
 ) -> None:
     said = refusal(changed(name, change))
     assert said is not None and line in said
+
+
+def _head_in_codes(tensors: Tensors, config: dict[str, Any]) -> None:
+    head = tensors.pop("lm_head.weight").float()
+    codes = round_to_nearest(head, 4, 32, "middle", torch.float16)
+    for name, tensor in gptq_layout.stored(codes, minus_one=True).items():
+        tensors[f"lm_head.{name}"] = tensor
+    config["lm_head"] = True
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_in_codes_is_one_of_its_own(
+    changed: Callable[[str, Change], dict[str, Any]], tied: bool
+) -> None:
+    """Some tools quantize the head of a model that ties it, and leave the config as it was."""
+    config = changed("gptq-4b-g32-sym", _head_in_codes)
+    file = Path(config["model"]) / "config.json"
+    model = json.loads(file.read_text())
+    file.write_text(json.dumps({**model, "tie_word_embeddings": tied}))
+    said = refusal(config)
+    assert (said is None) is not tied
+    assert said is None or said.endswith(
+        "tensor 'lm_head.g_idx' is of an output head in codes, and tie_word_embeddings says that head"
+        " and embedding are one; fix: tie_word_embeddings: false in config.json"
+    )
 
 
 def test_a_file_that_was_cut_is_refused(

@@ -7,10 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from pegboard.interfaces.quantizer import QuantizerContext
-from pegboard.testing.quantized_checkpoint import largest_logprob_error, weights_that_differ
+from pegboard.testing.quantized_checkpoint import (
+    largest_logprob_error,
+    tools_logits,
+    weights_that_differ,
+)
 from pegboard_gptq.quantizer import GPTQQuantizer
 from pegboard_quant.options import ActivationOptions
 
@@ -41,11 +44,8 @@ def test_weights_are_those_of_the_tool_bit_for_bit(folder: Path) -> None:
 
 
 def test_logits_are_those_of_the_tool(folder: Path) -> None:
-    expected = load_file(folder / "expected.safetensors")
     config = {"model": str(folder), "dtype": "float32", "kv_cache": {"memory": "16MiB"}}
-    ids = expected["input_ids"][0].tolist()
-    error = largest_logprob_error(config, ids, expected["logits"][0])
-    assert error <= TOLERANCE[folder.name]
+    assert largest_logprob_error(config, *tools_logits(folder)) <= TOLERANCE[folder.name]
 
 
 def test_settings_in_a_file_of_their_own_are_found(root: Path, tmp_path: Path) -> None:
@@ -57,22 +57,19 @@ def test_settings_in_a_file_of_their_own_are_found(root: Path, tmp_path: Path) -
     (tmp_path / "config.json").write_text(json.dumps(config))
     settings = {"bits": 4, "group_size": 32, "damp_percent": 0.01, "desc_act": True, "sym": True}
     (tmp_path / "quantize_config.json").write_text(json.dumps(settings))
-    expected = load_file(folder / "expected.safetensors")
-    ids = expected["input_ids"][0].tolist()
     small = {"model": str(tmp_path), "dtype": "float32", "kv_cache": {"memory": "16MiB"}}
-    assert largest_logprob_error(small, ids, expected["logits"][0]) <= 5e-3
+    assert largest_logprob_error(small, *tools_logits(folder)) <= 5e-3
 
 
 @pytest.mark.parametrize("name", ["gptq-4b-g32-desc-act", "gptq-8b-g32-sym", "ct-w4a16-g32-asym"])
 def test_quantized_inputs_change_logits_a_little(name: str, root: Path) -> None:
     folder = root / "tests" / "data" / "quant" / name
-    expected = load_file(folder / "expected.safetensors")
     config = {
         "model": str(folder),
         "dtype": "float32",
         "kv_cache": {"memory": "16MiB"},
         "quantizer": {"name": "gptq", "options": {"activations": "int8"}},
     }
-    logits = expected["logits"][0]
-    error = largest_logprob_error(config, expected["input_ids"][0].tolist(), logits)
+    ids, logits = tools_logits(folder)
+    error = largest_logprob_error(config, ids, logits)
     assert TOLERANCE[name] < error < 0.1 * float(logits.std())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.quantizer import StoredParameter, WeightSpec
-from pegboard_quant import compressed_tensors
+from pegboard_quant.compressed_tensors import METHODS, parse
 from pegboard_quant.eight_bit import Rules, compressed_rules
 from pegboard_quant.eight_bit_layers import INT8, EightBitLayer, eight_bit_layer
 from pegboard_quant.options import CheckpointOptions
@@ -26,9 +26,9 @@ def rules_of(facts: CheckpointFacts) -> Rules:
     Raises:
         CheckpointError: the method is not compressed-tensors, or the config says what is not known.
     """
-    if facts.quantization not in compressed_tensors.METHODS:
-        raise wrong_method(facts, compressed_tensors.METHODS)
-    return compressed_rules(facts, "int")
+    if facts.quantization not in METHODS:
+        raise wrong_method(facts, METHODS)
+    return compressed_rules(parse(facts), "int")
 
 
 def parameters(layer: WeightSpec, facts: CheckpointFacts) -> tuple[StoredParameter, ...]:

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from pegboard.interfaces.quantizer import QuantizerContext
 from pegboard.testing.quantized_checkpoint import (
+    REFERENCE,
     RoundingDecoder,
     dequantized,
     facts_of,
     logprob_errors,
     tensors_of,
+    tools_logits,
 )
 from pegboard_quant.options import CheckpointOptions
 from pegboard_smoothquant.quantizer import SmoothQuantizer
@@ -33,10 +34,8 @@ TEXTS = torch.randint(512, (9, 4), generator=torch.Generator().manual_seed(4)).t
 
 def config_of(folder: Path, **options: str) -> dict[str, Any]:
     return {
+        **REFERENCE,
         "model": str(folder),
-        "dtype": "float32",
-        "kernels": "torch",
-        "attention": "torch",
         "quantizer": {"name": "smoothquant", "options": options} if options else "auto",
     }
 
@@ -45,9 +44,7 @@ def config_of(folder: Path, **options: str) -> dict[str, Any]:
 def test_other_tools_checkpoints_give_their_logits_within_the_rounding_of_inputs(
     quant_data: Path, name: str
 ) -> None:
-    held = load_file(quant_data / name / "expected.safetensors")
-    ids = held["input_ids"].flatten().tolist()
-    logits = held["logits"].reshape(len(ids), -1)
+    ids, logits = tools_logits(quant_data / name)
     (error,) = logprob_errors(config_of(quant_data / name), [ids], [logits])
     assert error < TOOLS_ROUNDING[name]
 
