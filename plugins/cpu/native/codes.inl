@@ -21,8 +21,10 @@ constexpr int kInputsAtOnce = 192;
 constexpr int64_t kCachedCodesInputs = 768 * 1024;
 // So few inputs are readied faster than a second thread is told of them.
 constexpr int64_t kInputsAlone = 16 * 1024;
-// How far ahead weights are fetched, at least: so many bytes are on their way from memory at once.
+// How far ahead weights are fetched, in bytes; but of a thread's share no more than this part, as
+// another thread's share lies behind it.
 constexpr int64_t kCodesAhead = 48 * 1024;
+constexpr int64_t kShareAhead = 8;
 
 // Rows that one round takes, cut into tiles of nearly equal heights.
 struct CodesTiles {
@@ -100,11 +102,10 @@ void codes_to_floats(const CodesSpan& span, int64_t piece, int64_t num_blocks, f
   }
 }
 
-// All rows of y for a span of outputs. words: the readied rows. Float inputs of several tiles share
-// codes that are made floats before.
+// All rows of y for a span of outputs. words: the readied rows.
 inline void multiply_span(const CodedPanels& w, const CodesSpan& span, const CodesTiles& tiles,
                           const int32_t* words, float* y) {
-  const bool are_floats = !w.whole_inputs && tiles.num_tiles > 1;
+  const bool are_floats = !w.whole_inputs && tiles.num_rows > kRowsAlone;
   const CodesTile* const products = codes_tiles(w, are_floats);
   const int64_t piece_words = CodesInputs(w, 0).piece_words();
   const int most = are_floats ? kInputsAtOnce / w.piece_inputs : kPiecesAtOnce;
@@ -153,7 +154,9 @@ inline void multiply_cached(Pool& pool, const CodedPanels& w, int64_t num_rows, 
     pool.run(static_cast<int>(tiles.num_tiles), [&](int t, int) { ready(t); });
   }
   const int64_t span_bytes = kSpanWidth / kCodesWidth * w.panel_bytes;
-  const int64_t ahead = (kCodesAhead + span_bytes - 1) / span_bytes * span_bytes;
+  const int64_t share = w.num_panels() * w.panel_bytes / pool.num_threads();
+  const int64_t least = std::min(kCodesAhead, share / kShareAhead);
+  const int64_t ahead = (least + span_bytes - 1) / span_bytes * span_bytes;
   pool.run_along((w.out_features + kSpanWidth - 1) / kSpanWidth, [&](int64_t i, int) {
     multiply_span(w, CodesSpan(w, i * kSpanWidth, ahead), tiles, words, y);
   });

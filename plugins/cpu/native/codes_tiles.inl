@@ -2,6 +2,9 @@
 
 // Registers hold the sums of a piece for each row of a tile and two vectors of outputs.
 constexpr int kCodesRows = Vec::kNumRegisters == 32 ? 12 : 4;
+// More rows of float inputs share codes that are made floats before; so few have registers for both.
+constexpr int kRowsAlone = Vec::kNumRegisters / 4;
+static_assert(kRowsAlone <= kCodesRows);
 
 // Outputs that the rows pass by together, in vectors.
 constexpr int kSpanWidth = 32;
@@ -290,10 +293,11 @@ constexpr std::array<CodesTile, sizeof...(Below)> codes_tiles(std::integer_seque
 // The tile of n rows is element n - 1.
 inline const CodesTile* codes_tiles(const CodedPanels& w, bool are_floats) {
   constexpr auto kHeights = std::make_integer_sequence<int, kCodesRows>();
+  constexpr auto kFewHeights = std::make_integer_sequence<int, kRowsAlone>();
   static constexpr auto kWhole4 = codes_tiles<WholePiece, 4>(kHeights);
   static constexpr auto kWhole8 = codes_tiles<WholePiece, 8>(kHeights);
-  static constexpr auto kFloat4 = codes_tiles<FloatPiece, 4>(kHeights);
-  static constexpr auto kFloat8 = codes_tiles<FloatPiece, 8>(kHeights);
+  static constexpr auto kFloat4 = codes_tiles<FloatPiece, 4>(kFewHeights);
+  static constexpr auto kFloat8 = codes_tiles<FloatPiece, 8>(kFewHeights);
   static constexpr auto kFloats = codes_tiles<FloatPiece, 32>(kHeights);
   if (are_floats) return kFloats.data();
   if (w.whole_inputs) return w.bits == 4 ? kWhole4.data() : kWhole8.data();

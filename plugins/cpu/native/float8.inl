@@ -27,7 +27,7 @@ inline void float8_inputs(const Float8Panels& w, const float* x, float* out) {
 }
 
 // How far ahead codes are fetched, in bytes.
-constexpr int64_t kFloat8Ahead = 48 * 1024;
+constexpr int64_t kFloat8Ahead = 16 * 1024;
 
 // `input_blocks` (linear.inl) of rounded rows.
 inline InputBlocks float8_blocks(Pool& pool, const Float8Panels& w, int64_t num_rows,

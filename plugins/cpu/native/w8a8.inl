@@ -10,7 +10,7 @@
 constexpr int64_t kCachedW8Inputs = 768 * 1024;
 
 // How far ahead codes are fetched, in bytes.
-constexpr int64_t kW8Ahead = 48 * 1024;
+constexpr int64_t kW8Ahead = 16 * 1024;
 
 // `W8Dot`: sums of products for the 16 outputs of a block. Its inputs, four, take kBytes.
 #if defined(__AVX512VNNI__)
