@@ -143,8 +143,8 @@ def test_floats_that_are_not_finite(damaged: Damaged) -> None:
 
 @pytest.mark.parametrize("scale", [0.0, -0.5, float("inf")])
 def test_scales_of_inputs_and_of_kv_that_are_not_positive(damaged: Damaged, scale: float) -> None:
-    own = [name for name in damaged.names if name.endswith(("input_scale", "_scale"))]
-    for name in (name for name in own if not name.endswith("weight_scale")):
+    scales = [name for name in damaged.names if name.endswith("_scale")]
+    for name in (name for name in scales if not name.endswith("weight_scale")):
         tensor = torch.full_like(damaged.tensors[name], scale)
         assert name in damaged.refusal(**{name: tensor})
 

@@ -243,6 +243,38 @@ def test_a_signal_while_the_model_loads_ends_both_processes(
     assert not engine.is_running()
 
 
+SLOW_TOKENIZER = """
+import sys, time
+from pegboard.cli import serve_main
+from pegboard.server import supervisor
+
+read = supervisor.load_tokenizer
+
+def slowly(prepared):
+    time.sleep(2)
+    return read(prepared)
+
+supervisor.load_tokenizer = slowly
+sys.exit(serve_main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_tokenizer_is_read_leaves_nothing_behind(
+    model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """The engine's process starts meanwhile."""
+    command = [sys.executable, "-c", SLOW_TOKENIZER, str(model), "--port", "0"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, env=environment)
+    wait_until(lambda: bool(psutil.Process(process.pid).children()))
+    (engine,) = psutil.Process(process.pid).children()
+    process.send_signal(number)
+    assert process.wait(20) == 0
+    assert not engine.is_running()
+    assert not list(tmp_path.glob("pegboard-*"))
+
+
 def test_a_model_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
     done = run_serve(str(tmp_path / "nothing"), "--port", "0")
     assert done.returncode == 2

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
@@ -74,6 +74,7 @@ class _Supervisor:
 
     async def run(self) -> int:
         """The server's whole life. Raises UserError when the engine cannot be built."""
+        self._handle_signals(self._signalled.set)
         self._engine = EngineClient(Start(to_wire(self._prepared)))
         starting = asyncio.create_task(self._engine.start())
         try:
@@ -91,7 +92,7 @@ class _Supervisor:
         self._service = Service(self._config.server, self._api_keys, self._model, self._engine)
         self._http = _HttpServer(_uvicorn_config(self._service))
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
-        self._handle_signals()
+        self._handle_signals(self._on_signal)
         logger.info("loading %s; listening on %s", self._model.root, self._url())
         try:
             return await self._serve_until_the_end(starting)
@@ -135,10 +136,10 @@ class _Supervisor:
         asyncio.get_running_loop().call_later(DRAIN_S, self._end_answers)
         return 0
 
-    def _handle_signals(self) -> None:
+    def _handle_signals(self, handle: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, handle)
 
     def _on_signal(self) -> None:
         """The first signal lets open requests finish; the second does not."""
