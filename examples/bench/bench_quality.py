@@ -138,6 +138,9 @@ def _measure(name: str, scheme: Scheme, options: argparse.Namespace) -> dict[str
         evaluating, found = _evaluate(model, scheme, options)
         numbers.write_text(json.dumps({"quantize": making, "eval": evaluating, **found}))
     kept: dict[str, Any] = json.loads(numbers.read_text())
+    side, text = kept["a"], kept["text"]
+    kept["a"] = {key: side[key] for key in ("about", "weight_bytes")}
+    kept["text"] = {**text, "file": Path(text["file"]).name}
     return kept
 
 
@@ -243,9 +246,10 @@ def table(result: dict[str, Any]) -> str:
     scored, text = any_one["quality"]["num_tokens"], any_one["text"]
     calibration = result["calibration"]
     below = (
-        f"{scored:,} tokens scored, windows of {text['window']}; calibration: {calibration['texts']}"
-        f" texts of {calibration['tokens']} tokens; standard errors are of the differences token by"
-        f" token; {result['cpu']}; pegboard {result['pegboard']}. Data: `results/quality.json`."
+        f"{scored:,} tokens of `{text['file']}` scored, windows of {text['window']};"
+        f" calibration: {calibration['texts']} texts of {calibration['tokens']} tokens;"
+        f" standard errors are of the differences token by token; {result['cpu']};"
+        f" pegboard {result['pegboard']}. Data: `results/quality.json`."
     )
     return f"{markdown(head, rows)}\n\n{below}"
 

@@ -362,8 +362,8 @@ def test_all_parts_run(bench: str, model: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_quality_is_measured_and_a_finished_scheme_is_not_made_again(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
-    model = write_tiny_model(tmp_path / "tiny", tokenizer=True, **sizes, **heads)
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
+    model = write_tiny_model(tmp_path / "tiny", tokenizer=True, **sizes)
     text, page = tmp_path / "text.txt", tmp_path / "page.md"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
     page.write_text("<!-- bench_quality -->\n<!-- /bench_quality -->\n")

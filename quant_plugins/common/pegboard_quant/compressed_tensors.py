@@ -40,7 +40,10 @@ _ARGS = frozenset(
     }
 )
 _STRATEGIES = ("tensor", "channel", "group", "block", "token", "tensor_group", "attn_head")
-_REORDERED = (True, "group", "dynamic")
+_IN_ORDER: tuple[str | bool | None, ...] = (None, False, "weight", "static")
+_REORDERED: tuple[str | bool | None, ...] = (True, "group", "dynamic")
+"""Of `actorder`: whether the inputs of a group are any, or consecutive ones. The other order is that in
+which a weight was quantized, and it is stored as if there were none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +198,16 @@ def _args(holder: Mapping[str, Any], key: str, path: str) -> QuantizationArgs:
         group_size=group_size if strategy == "group" else None,
         block=_block(args, path) if strategy == "block" else None,
         dynamic=_dynamic(args, path),
-        reordered=args.get("actorder") in _REORDERED,
+        reordered=_reordered(args, path),
     )
+
+
+def _reordered(args: Mapping[str, Any], path: str) -> bool:
+    order = args.get("actorder")
+    if order not in _IN_ORDER + _REORDERED:
+        allowed = ", ".join(map(repr, _IN_ORDER + _REORDERED))
+        raise CheckpointError(f"{path}.actorder", f"{order!r}", allowed=allowed)
+    return order in _REORDERED
 
 
 def _implied_strategy(group_size: int | None) -> str:

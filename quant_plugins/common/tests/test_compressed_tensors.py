@@ -149,6 +149,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(config: dict[str, Any], line
         ({"group_size": None}, "group_size: None; allowed: a positive number"),
         ({"num_bits": 16}, "num_bits: 16; allowed: 1 to 8"),
         ({"type": "mxfp"}, "type: 'mxfp'; allowed: int, float"),
+        ({"actorder": "columns"}, "actorder: 'columns'; allowed: None, False, 'weight'"),
+        ({"actorder": ["group"]}, "actorder: ['group']; allowed"),
         ({"strategy": "rows"}, "strategy: 'rows'; allowed"),
         ({"dynamic": "local"}, "dynamic: 'local'"),
         ({"zero_shift": 3}, "zero_shift: 3"),
