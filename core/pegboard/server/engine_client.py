@@ -112,13 +112,15 @@ class EngineClient:
         with tempfile.TemporaryDirectory(prefix="pegboard-") as folder:
             address = f"ipc://{folder}/engine"
             self._socket.bind(address)
-            # The child reads its input to learn of this process's end, so the pipe stays open.
+            # The child reads its input to learn of this process's end, so the pipe stays open. A terminal's
+            # Ctrl-C is for this process, which ends the child: so that has a group of its own.
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 address,
                 str(os.getpid()),
                 stdin=PIPE,
                 env=without_keys(os.environ),
+                process_group=0,
             )
             self._tasks = [
                 asyncio.create_task(self._receive()),
