@@ -106,9 +106,10 @@ CHECKS = {
 def test_a_plugin_of_ours_passes_its_tests_elsewhere(project: Path, tmp_path: Path) -> None:
     """It needs nothing of the workspace but fixtures that all share, and other tools' checkpoints."""
     ignored = shutil.ignore_patterns("__pycache__", ".*_cache")
-    shutil.copytree(project, tmp_path / project.name, ignore=ignored)
+    place = project.relative_to(ROOT)
+    shutil.copytree(project, tmp_path / place, ignore=ignored)
     shutil.copy(ROOT / "conftest.py", tmp_path)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "data").symlink_to(ROOT / "tests" / "data")
     quick = ("-q", "--confcutdir", ".", "--import-mode=importlib", "-m", "not slow")
-    assert " passed" in run(sys.executable, "-m", "pytest", *quick, project.name, cwd=tmp_path)
+    assert " passed" in run(sys.executable, "-m", "pytest", *quick, place, cwd=tmp_path)
