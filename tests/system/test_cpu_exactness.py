@@ -6,14 +6,12 @@ Tokens and logprobs are compared for equality: every kernel promises `row_invari
 
 from __future__ import annotations
 
-import random
 from functools import cache
 from typing import Any
 
 import pytest
 
 from pegboard import Engine
-from pegboard.request import SamplingParams
 from pegboard.testing.invariance import (
     BATCHES,
     CHUNKS,
@@ -23,6 +21,8 @@ from pegboard.testing.invariance import (
     differences,
     pairwise,
     run_case,
+    various_params,
+    various_prompts,
 )
 
 MAX_MODEL_LEN = 160
@@ -91,29 +91,9 @@ TRIE_AND_CLASSES: list[dict[str, Any]] = [
         {"batch": 33, "budget": 40, "guesses": "none", "block_size": 1},
     )
 ]
-
-
-@cache
-def prompts() -> tuple[tuple[int, ...], ...]:
-    """Of many lengths; the longer ones begin alike."""
-    random_ids = random.Random(5)
-    known = [random_ids.randrange(100, 49152) for _ in range(20)]
-    lengths = (1, 2, 17, 140, 33, 3, 48, 8, 25)
-    return tuple(
-        tuple((known if n > 20 else []) + [random_ids.randrange(100, 49152) for _ in range(n)])[:n]
-        for n in lengths
-    )
-
-
-def params() -> list[SamplingParams]:
-    """Greedy, and sampled with filters; 33 sequences."""
-    common: dict[str, Any] = {"max_tokens": 6, "logprobs": 2, "ignore_eos": True}
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {"temperature": 1.0, "seed": 11, "n": 9},
-        {"temperature": 0.8, "seed": 5, "top_p": 0.8, "top_k": 50},
-    ]
-    return [SamplingParams(**common, **kinds[i % 3]) for i in range(len(prompts()))]
+PROMPTS = various_prompts((1, 2, 17, 140, 33, 3, 48, 8, 25), range(100, 49152))
+PARAMS = various_params(len(PROMPTS))
+"""Of 33 sequences."""
 
 
 def config(model: str, encoding: str, threads: int = 1, block_size: int = 16) -> dict[str, Any]:
@@ -133,7 +113,7 @@ def config(model: str, encoding: str, threads: int = 1, block_size: int = 16) ->
 @cache
 def alone(model: str, encoding: str) -> Traces:
     """Each sequence by itself, a prompt in one piece."""
-    return run_case(config(model, encoding), Case(batch=1), prompts(), params())
+    return run_case(config(model, encoding), Case(batch=1), PROMPTS, PARAMS)
 
 
 def check(model: str, row: dict[str, Any]) -> None:
@@ -148,7 +128,7 @@ def check(model: str, row: dict[str, Any]) -> None:
     )
     base = config(model, encoding, row["threads"], row["block_size"])
     expected = alone(model, encoding)
-    got = run_case(base, case, prompts(), params(), expected)
+    got = run_case(base, case, PROMPTS, PARAMS, expected)
     assert differences(expected, got) == [], str(row)
 
 
@@ -158,7 +138,7 @@ def test_33_sequences_differ_and_some_are_longer_than_two_tiles_of_attention(
     traces = alone(bundled_model, "none")
     assert len(traces) == 33
     assert len({trace.tokens for trace in traces.values()}) > 25
-    assert max(len(prompt) for prompt in prompts()) > 128
+    assert max(len(prompt) for prompt in PROMPTS) > 128
 
 
 @pytest.mark.parametrize("encoding", NEEDS_PREEMPTION)
@@ -190,10 +170,10 @@ def check_plugins(model: str, row: dict[str, Any]) -> None:
         arrivals=2,
         settings={**KV[row["kv"]], "scheduler": {"name": row["scheduler"]}},
     )
-    fields = [{"priority": -(i % 3), "tenant": "ab"[i % 2]} for i in range(len(prompts()))]
+    fields = [{"priority": -(i % 3), "tenant": "ab"[i % 2]} for i in range(len(PROMPTS))]
     base = config(model, "none", row["threads"], row["block_size"])
     expected = alone(model, "none")
-    got = run_case(base, case, prompts(), params(), expected, fields)
+    got = run_case(base, case, PROMPTS, PARAMS, expected, fields)
     assert differences(expected, got) == [], str(row)
 
 

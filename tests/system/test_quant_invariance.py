@@ -6,7 +6,6 @@ Tokens and logprobs are compared for equality, with each sequence by itself.
 
 from __future__ import annotations
 
-import random
 import re
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 from pegboard import Config
 from pegboard.compose import prepare
-from pegboard.request import SamplingParams
 from pegboard.testing.invariance import (
     BATCHES,
     CHUNKS,
@@ -26,6 +24,8 @@ from pegboard.testing.invariance import (
     differences,
     pairwise,
     run_case,
+    various_params,
+    various_prompts,
 )
 
 FLOAT, INT8 = {"activations": "float"}, {"activations": "int8"}
@@ -97,28 +97,9 @@ QUICK = [
     for index, name in enumerate(CHECKPOINTS)
 ]
 """Each once: many at a time, preempted, with prefixes from a cache."""
-
-
-@cache
-def prompts() -> tuple[tuple[int, ...], ...]:
-    """Of many lengths; the longer ones begin alike."""
-    random_ids = random.Random(5)
-    known = [random_ids.randrange(3, 256) for _ in range(20)]
-    return tuple(
-        tuple((known if n > 20 else []) + [random_ids.randrange(3, 256) for _ in range(n)])[:n]
-        for n in (1, 2, 17, 50, 33, 3, 41, 8, 25)
-    )
-
-
-def params() -> list[SamplingParams]:
-    """Greedy, and sampled with filters; 33 sequences."""
-    common: dict[str, Any] = {"max_tokens": 6, "logprobs": 2, "ignore_eos": True}
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {"temperature": 1.0, "seed": 11, "n": 9},
-        {"temperature": 0.8, "seed": 5, "top_p": 0.8, "top_k": 50},
-    ]
-    return [SamplingParams(**common, **kinds[i % 3]) for i in range(len(prompts()))]
+PROMPTS = various_prompts((1, 2, 17, 50, 33, 3, 41, 8, 25), range(3, 256))
+PARAMS = various_params(len(PROMPTS))
+"""Of 33 sequences."""
 
 
 def config(folder: Path, name: str, encoding: str, threads: int = 1) -> dict[str, Any]:
@@ -142,7 +123,7 @@ def config(folder: Path, name: str, encoding: str, threads: int = 1) -> dict[str
 @cache
 def alone(folder: Path, name: str, encoding: str) -> Traces:
     """Each sequence by itself, a prompt in one piece."""
-    return run_case(config(folder, name, encoding), Case(batch=1), prompts(), params())
+    return run_case(config(folder, name, encoding), Case(batch=1), PROMPTS, PARAMS)
 
 
 def check(folder: Path, row: dict[str, Any]) -> None:
@@ -155,7 +136,7 @@ def check(folder: Path, row: dict[str, Any]) -> None:
         row["batch"], row["chunk"], guesses=GUESSES[row["guesses"]], cached=row["cached"], **way
     )
     expected = alone(folder, row["checkpoint"], row["encoding"])
-    got = run_case(base, case, prompts(), params(), expected)
+    got = run_case(base, case, PROMPTS, PARAMS, expected)
     assert differences(expected, got) == [], str(row)
 
 

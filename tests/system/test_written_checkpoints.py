@@ -83,7 +83,6 @@ def test_a_recipe_says_how_each_layers_inputs_are_taken(model: Path, tmp_path: P
 def test_transformers_computes_what_an_engine_does(
     model: Path, tmp_path: Path, recipe: str
 ) -> None:
-    pytest.importorskip("compressed_tensors")
     out = written(model, tmp_path / "out", recipe)
     theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     with torch.inference_mode():

@@ -26,6 +26,28 @@ BATCHES = (1, 2, 3, 5, 7, 17, 33)
 CHUNKS = (1, 7, 64, None)
 
 
+def various_prompts(lengths: Sequence[int], token_ids: range) -> tuple[tuple[int, ...], ...]:
+    """Random prompts of those lengths; those longer than 20 tokens begin alike."""
+    dice = random.Random(5)
+
+    def some(count: int) -> list[int]:
+        return [dice.randrange(token_ids.start, token_ids.stop) for _ in range(count)]
+
+    known = some(20)
+    return tuple(tuple((known if n > 20 else []) + some(n))[:n] for n in lengths)
+
+
+def various_params(num_prompts: int) -> list[SamplingParams]:
+    """In turn greedy, nine samples with a seed, and sampled with filters; 6 tokens with logprobs."""
+    common: dict[str, Any] = {"max_tokens": 6, "logprobs": 2, "ignore_eos": True}
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 11, "n": 9},
+        {"temperature": 0.8, "seed": 5, "top_p": 0.8, "top_k": 50},
+    ]
+    return [SamplingParams(**common, **kinds[i % 3]) for i in range(num_prompts)]
+
+
 @dataclass(frozen=True, slots=True)
 class Guesses:
     """What a drafter guesses, from 1 (all right) to 0 (all wrong).
