@@ -12,6 +12,8 @@ ROOT = Path(__file__).parent
 
 # Before torch is imported anywhere. Threads that spin while they wait take the cores from each other
 # where several processes run, as server tests do: steps get ten times slower.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # its controller has set the other number already
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

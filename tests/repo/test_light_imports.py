@@ -67,6 +67,7 @@ def test_commands_that_start_nothing_do_not_import_torch(arguments: tuple[str, .
     assert python(RUN, *arguments).splitlines()[-1] == "torch False"
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("module", ENTRY_MODULES)
 def test_entry_modules_import_nothing_heavy_and_quickly(module: str) -> None:
     outputs = [python(TIME, module).split() for _ in range(5)]

@@ -67,6 +67,7 @@ async def listening() -> AsyncIterator[httpx.URL]:
     await serving
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("sent", "least"),
     [
@@ -120,6 +121,7 @@ def test_what_is_no_http_is_refused_in_the_shape_of_the_api() -> None:
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 def test_the_server_gives_up_two_hundred_that_say_nothing(serve: Any, tmp_path: Path) -> None:
     served = serve(write_tiny_model(tmp_path, num_hidden_layers=1))

@@ -152,6 +152,7 @@ async def wave(url: str, numbers: range) -> list[str]:
         return await asyncio.gather(*(visit(httpx.URL(url), number) for number in numbers))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("count", [AT_ONCE, pytest.param(1000, marks=pytest.mark.slow)])
 def test_streams_cut_anywhere_leave_nothing(
     served: Any, watch: Watch, own_time: Any, count: int

@@ -67,6 +67,7 @@ class Clients:
                     self.num_tokens += len(choice["token_ids"])
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 def test_under_load_a_line_every_ten_seconds_says_what_the_clients_see(
     serve: Any, tmp_path_factory: pytest.TempPathFactory

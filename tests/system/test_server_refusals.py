@@ -29,7 +29,7 @@ MAX_MODEL_LEN = 64
 REFUSED_S = 0.005
 """A refusal's time: half of 30 requests on one connection take less."""
 
-pytestmark = pytest.mark.usefixtures("the_engine_stays")
+pytestmark = [pytest.mark.timing, pytest.mark.usefixtures("the_engine_stays")]
 
 
 @pytest.fixture(scope="module")

@@ -152,6 +152,7 @@ def bench(server: Server, api_key: str | None = None, **changes: Any) -> dict[st
     return asyncio.run(run())
 
 
+@pytest.mark.timing
 def test_the_servers_delays_are_what_is_measured() -> None:
     async def answer(body: dict[str, Any]) -> AsyncIterator[bytes]:
         await asyncio.sleep(0.3)
@@ -225,6 +226,7 @@ def test_a_stall_counts_against_every_request_that_was_due_meanwhile(
     assert sum(e2el > 0.45 for e2el in e2els.values()) >= 5
 
 
+@pytest.mark.timing
 def test_without_a_limit_nobody_waits_for_an_answer_to_send() -> None:
     async def answer(body: dict[str, Any]) -> AsyncIterator[bytes]:
         await asyncio.sleep(1.0)

@@ -287,6 +287,7 @@ def test_no_mixture_of_lies_does(
     assert_every_page_comes_back(engine)
 
 
+@pytest.mark.timing
 def test_a_slow_cache_is_cut_off_and_the_scheduler_is_not(
     bench: Make, dict_cache: Any, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,6 +235,7 @@ def test_a_step_is_planned_although_the_scheduler_raises(bench: Make) -> None:
     assert [delta.request_id for delta in engine.step()] == ["a"]
 
 
+@pytest.mark.timing
 def test_a_slow_plan_is_another_ones(
     bench: Make, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from pegboard.chat_template import ChatTemplate
 from pegboard.errors import RequestError
+from pegboard.server import template_process
 from pegboard.server.chat_renderer import ChatRenderer
 
 HELLO = [{"role": "user", "content": "Grüße 😀"}]
@@ -25,6 +26,12 @@ LOOP = (
 GROW = "{% if messages[0].content == 'grow' %}{{ 'a' * 10**10 }}{% endif %}done"
 
 
+def renderers() -> list[psutil.Process]:
+    """The processes that render for this one, which may have children of other tests."""
+    children = psutil.Process().children()
+    return [child for child in children if template_process.__name__ in child.cmdline()]
+
+
 def run(
     source: str, use: Callable[[ChatRenderer], Awaitable[None]], render_s: float = 20.0
 ) -> None:
@@ -36,7 +43,7 @@ def run(
             await use(renderer)
         finally:
             await renderer.stop()
-        assert not psutil.Process().children(), "a process was left behind"
+        assert not renderers(), "a process was left behind"
 
     asyncio.run(run())
 
@@ -51,7 +58,7 @@ def test_a_chat_is_rendered_as_in_this_process() -> None:
         expected = template.render(HELLO, tools=None, add_generation_prompt=True)
         found = await asyncio.gather(*(renderer.render(HELLO, max_bytes=100) for _ in range(20)))
         assert set(found) == {expected}
-        assert len(psutil.Process().children()) == 1
+        assert len(renderers()) == 1
         long = says("x" * 300_000)
         assert len(await renderer.render(long, max_bytes=10**6)) > 300_000
 
@@ -95,7 +102,7 @@ def test_a_template_that_takes_too_much_is_stopped_and_the_next_chat_is_rendered
 def test_a_process_that_dies_is_started_anew() -> None:
     async def use(renderer: ChatRenderer) -> None:
         await renderer.render(HELLO, max_bytes=100)
-        psutil.Process().children()[0].kill()
+        renderers()[0].kill()
         with pytest.raises(RequestError):
             await renderer.render(HELLO, max_bytes=100)
         assert await renderer.render(HELLO, max_bytes=100)

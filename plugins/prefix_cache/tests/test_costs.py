@@ -61,6 +61,7 @@ def test_calls_do_the_same_work_however_much_is_known(
     assert ranked["rank"] <= 3 * 50 * BLOCKS_A_TEXT
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 @pytest.mark.parametrize("eviction", ["lru", "priority"])
 def test_calls_take_the_same_time_however_much_is_known(eviction: str) -> None:
