@@ -1,7 +1,7 @@
 """Pegboard and its peers on this machine, in one run.
 
 Each engine loads once, in a process of its own; in each round all take turns (see `rounds.py`). Writes a
-JSON file and the tables of the README.
+JSON file and the tables of `docs/performance.md`; `speed_summary.py` then makes the README's.
 
     python examples/bench/bench_engine.py
     python examples/bench/bench_engine.py --peer vllm=/path/to/its/python --case 8x128x64 --rounds 7
@@ -32,7 +32,7 @@ from rounds import (
 )
 
 HERE = Path(__file__).parent
-README = HERE.parent.parent / "README.md"
+PAGE = HERE.parent.parent / "docs" / "performance.md"
 PEERS = {
     "pegboard": ("pegboard", "hf-f32", "float32"),
     "pegboard-torch": ("pegboard", "hf-f32", "float32,torch"),
@@ -44,7 +44,7 @@ PEERS = {
 }
 """Peer to its script (`peers/peer_SCRIPT.py`), its model, as `prepare_model.py` writes it, and dtype."""
 OURS = {"bench_engine": "pegboard", "bench_engine_torch": "pegboard-torch"}
-"""Marks of a table in the README to whose speed it shows."""
+"""Marks of a table in the page to whose speed it shows."""
 
 
 def main() -> None:
@@ -112,7 +112,7 @@ def _caption(result: dict[str, Any], ours: str, peers: list[str]) -> str:
 def _options() -> argparse.Namespace:
     parser = round_options(__doc__, PEERS)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "engine.json")
-    parser.add_argument("--page", type=Path, default=README, help="gets the tables")
+    parser.add_argument("--page", type=Path, default=PAGE, help="gets the tables")
     options = parser.parse_args()
     options.case = options.case or list(CASES)
     return options

@@ -2,7 +2,8 @@
 
 Pegboard on a file of 4-bit and on one of 8-bit weights, and on the same model in float32; llama.cpp and
 OpenVINO on the same files. Each loads once, in a process of its own; in each round all take turns (see
-`rounds.py`). Writes a JSON file, the tables of this folder's README and short ones in the repository's.
+`rounds.py`). Writes a JSON file, the tables of this folder's README and short ones in
+`docs/performance.md`; `speed_summary.py` then makes the README's.
 
     python examples/bench/bench_quant.py
     python examples/bench/bench_quant.py --peer xllamacpp=/path/to/python --peer openvino=/another
@@ -27,7 +28,7 @@ from rounds import CASES, machine_limits, round_options, started, take_turns
 from pegboard_cpu.library import instruction_set
 
 HERE = Path(__file__).parent
-README = HERE.parent.parent / "README.md"
+PAGE = HERE.parent.parent / "docs" / "performance.md"
 ENGINES = {
     "pegboard": ("pegboard", "float32"),
     "xllamacpp": ("xllamacpp", ""),
@@ -56,7 +57,7 @@ def main() -> None:
     if options.page is not None:
         write_table(options.page, "bench_quant", full(result))
     else:
-        write_table(README, "bench_quant", short(result))
+        write_table(PAGE, "bench_quant", short(result))
         write_table(HERE / "README.md", "bench_quant", full(result))
 
 
@@ -79,7 +80,9 @@ def _options() -> argparse.Namespace:
     parser = round_options(__doc__, [name for name in ENGINES if name != "pegboard"])
     parser.add_argument("--starts", type=int, default=5, help="of a server; 0: not measured")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "quant.json")
-    parser.add_argument("--page", type=Path, help="gets the full tables, and the READMEs nothing")
+    parser.add_argument(
+        "--page", type=Path, help="gets the full tables, and the committed pages nothing"
+    )
     options = parser.parse_args()
     options.case = options.case or list(CASES)
     return options

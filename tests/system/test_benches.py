@@ -23,9 +23,11 @@ from hypothesis import strategies as st
 
 from pegboard.testing.tiny import write_tiny_model
 
-BENCH = Path(__file__).parents[2] / "examples" / "bench"
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "examples" / "bench"
 sys.path.insert(0, str(BENCH))
 
+import speed_summary  # noqa: E402
 from host_parts import make_parts  # noqa: E402
 from quant_tables import FLOAT, WEIGHTS, full, short  # noqa: E402
 from replay import (  # noqa: E402
@@ -310,6 +312,18 @@ class TestQuantTables:
     def test_peers_that_did_not_run_are_not_in_it(self) -> None:
         assert "OpenVINO" not in full(self.result(llama_cpp=(1.0, 1.0, 1.0)))
         assert "llama.cpp" not in full(self.result())
+
+
+def test_the_readme_shows_the_committed_runs() -> None:
+    shown = (ROOT / "README.md").read_text()
+    table = speed_summary.table(speed_summary.read_results())
+    assert f"<!-- speed_summary -->\n{table}\n<!-- /speed_summary -->" in shown
+
+
+@pytest.mark.parametrize("name", ["bench_engine", "bench_engine_torch", "bench_quant"])
+def test_the_real_run_finds_a_place_for_its_table(name: str) -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert page.count(f"<!-- {name} -->\n") == page.count(f"<!-- /{name} -->\n") == 1
 
 
 PARTS = [
