@@ -20,6 +20,7 @@ from pegboard.config_values import (
     Count,
     Host,
     Kernels,
+    MaxStep,
     Memory,
     Names,
     OptionalText,
@@ -87,11 +88,15 @@ class SchedulerChoice(Choice):
     Attributes:
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens a step.
+        max_step_ms: milliseconds that a step may take while a sequence decodes: prompts are then
+            computed in smaller chunks, of 64 tokens at least. `auto` is 200, or none where numerics
+            are fast; none: chunks are as large as a step allows.
     """
 
     name: Text = "fcfs"
     max_num_seqs: Count = 64
     max_num_batched_tokens: Count = 2048
+    max_step_ms: MaxStep = "auto"
 
 
 class DrafterChoice(Choice):

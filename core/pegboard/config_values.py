@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 Auto = Literal["auto"]
 MAX_COUNT = 2**31 - 1
 MAX_THREADS = 1024
+MAX_STEP_MS = 3_600_000
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1} | {
@@ -118,6 +119,16 @@ def _seed(value: Any) -> int | None:
     return value
 
 
+def _max_step_ms(value: Any) -> int | Auto | None:
+    if value == "auto":
+        return "auto"
+    if value in (None, "none"):
+        return None
+    if type(value) is not int or not 1 <= value <= MAX_STEP_MS:
+        raise refused(shown(value), f"auto, none, or whole milliseconds, 1 to {MAX_STEP_MS}")
+    return value
+
+
 def _size(value: Any) -> int:
     size = parse_size(str(value)) if type(value) in (int, str) else None
     if not size:
@@ -196,6 +207,8 @@ Host = Annotated[str, PlainValidator(_host)]
 """A name or an address."""
 Port = Annotated[int, whole(0, 65535)]
 Seed = Annotated[int | None, PlainValidator(_seed)]
+MaxStep = Annotated[int | Auto | None, PlainValidator(_max_step_ms)]
+"""Milliseconds; `none` is None."""
 Size = Annotated[int, PlainValidator(_size)]
 """Bytes."""
 Memory = Annotated[int | float | Auto, PlainValidator(_memory)]

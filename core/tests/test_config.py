@@ -25,6 +25,7 @@ def test_defaults_are_those_of_the_documented_schema() -> None:
     config = Config(model="m")
     assert config.scheduler.name == "fcfs"
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (64, 2048)
+    assert config.scheduler.max_step_ms == "auto"
     assert config.kv_cache.allocator.name == "paged"
     assert config.prefix_cache.name == config.attention.name == config.quantizer.name == "auto"
     assert config.drafter.name == config.kv_transfer.name == "none"
@@ -161,6 +162,7 @@ def test_a_key_like_no_other_suggests_nothing() -> None:
         ({"threads": True}, "threads: True; allowed: auto, or a whole number, 1 to 1024"),
         ({"max_model_len": 10**400}, "allowed: auto, or a whole number, 1 to 2147483647"),
         ({"max_model_len": "4k"}, "max_model_len: '4k'; allowed: auto, or a whole number"),
+        ({"scheduler": {"max_step_ms": 0}}, "max_step_ms: 0; allowed: auto, none, or whole millisec"),
         ({"seed": -1}, "seed: -1; allowed: none, or a whole number, 0 to 2**64 - 1"),
         ({"seed": 2**64}, f"seed: {2**64}; allowed"),
         ({"revision": 12345}, "revision: 12345; allowed: a text; fix: in quotes: \"12345\""),

@@ -63,6 +63,7 @@ def report(config: Config, composition: Composition, ledger: Ledger) -> dict[str
         "device": _value(config, why, "device", composition.device),
         "threads": _value(config, why, "threads", composition.num_threads),
         "max_model_len": _value(config, why, "max_model_len", composition.max_model_len),
+        "max_step_ms": _value(config, why, "scheduler.max_step_ms", composition.max_step_ms),
         "block_sizes": [group.block_size for group in composition.groups],
         "verify_kv": config.kv_cache.verify,
         "parts": [
@@ -182,6 +183,9 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"checkpoint     {found['checkpoint']}"
     for key in ("dtype", "device", "threads", "max_model_len"):
         yield f"{key:<14} {found[key]['value']}  ({found[key]['why']})"
+    step = found["max_step_ms"]
+    limit = "none" if step["value"] is None else f"{step['value']} ms"
+    yield f"max_step_ms    {limit}  ({step['why']})"
     yield f"block size     {', '.join(map(str, found['block_sizes']))} tokens"
     if found["verify_kv"]:
         yield "kv_cache       verify: each hit's pages are read and compared first, which is slow"

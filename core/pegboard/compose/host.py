@@ -120,6 +120,7 @@ def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore
             observers=tuple(make(part, observing) for part in composition.observers),
             max_num_seqs=composition.max_num_seqs,
             max_num_batched_tokens=composition.max_num_batched_tokens,
+            max_step_s=None if composition.max_step_ms is None else composition.max_step_ms / 1000,
             max_model_len=composition.max_model_len,
             vocab_size=composition.shape.vocab_size,
             eos_token_ids=composition.facts.eos_token_ids,

@@ -19,6 +19,7 @@ from pegboard.engine.prefix_news import PrefixNews
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.queue import Queue
 from pegboard.engine.reporting import ledger_line, step_done
+from pegboard.engine.step_budget import StepBudget
 from pegboard.engine.step_builder import Plan, PlannedStep
 from pegboard.errors import EngineError, RequestError
 from pegboard.interfaces.kv_allocator import KVLedger
@@ -58,6 +59,7 @@ class EngineCore:
             if parts.verifies_pages
             else None,
         )
+        self._budget = StepBudget(parts.max_num_batched_tokens, parts.max_step_s)
         self._scheduler = GuardedScheduler(parts, self._queue, self._new_step)
         self._breakers = (
             self._scheduler.breaker,
@@ -223,7 +225,13 @@ class EngineCore:
         self._tell_breakers()
 
     def _new_step(self) -> PlannedStep:
-        return PlannedStep(self._parts, self._queue, self._prefixes, self._note_policy_mistake)
+        return PlannedStep(
+            self._parts,
+            self._queue,
+            self._prefixes,
+            self._budget.num_tokens(self._queue),
+            self._note_policy_mistake,
+        )
 
     def _run(self, plan: Plan, started: float) -> None:
         if plan.entries:
@@ -234,7 +242,9 @@ class EngineCore:
                 self._parts.groups,
                 self._parts.taps,
             )
+            asked = time.monotonic()
             result = self._execute(batch)
+            self._budget.note(plan.num_tokens, time.monotonic() - asked)
             tally = self._commit(plan, result)
             self._prefixes.settle()
             self._tell_names()

@@ -46,6 +46,8 @@ class EngineParts:
         observers: told of events, in this order.
         max_num_seqs: most running sequences.
         max_num_batched_tokens: most tokens a step, draft nodes included.
+        max_step_s: seconds that a step may take while a sequence decodes, where fewer tokens can help
+            it; None: any.
         max_model_len: most tokens a sequence, prompt included.
         vocab_size: ids are below it.
         eos_token_ids: ids that end a sequence by themselves.
@@ -80,4 +82,5 @@ class EngineParts:
     seed: int | None
     caches_prefixes: bool = True
     verifies_pages: bool = False
+    max_step_s: float | None = None
     name_of: Callable[[object], str] = _class_name

@@ -62,19 +62,22 @@ class Plan:
         admitted: those whose sequence begins to run.
         changed: those whose block tables or pages change.
         num_preempted: sequences preempted for it.
+        num_tokens: computed in it, draft nodes included.
     """
 
     entries: tuple[Entry, ...]
     admitted: tuple[Entry, ...]
     changed: tuple[Entry, ...]
     num_preempted: int
+    num_tokens: int
 
 
 class PlannedStep(StepBuilder):
     """One step's plan. Only the allocator knows of it before `apply`, inside its transaction, so a
     scheduler that raises leaves nothing behind.
 
-    `on_policy_mistake` is told what a speculation policy answered that is no number of nodes.
+    It has room for `num_tokens`. `on_policy_mistake` is told what a speculation policy answered that
+    is no number of nodes.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class PlannedStep(StepBuilder):
         parts: EngineParts,
         queue: Queue,
         prefixes: Prefixes,
+        num_tokens: int,
         on_policy_mistake: Callable[[str], None],
     ) -> None:
         self._is_open = True
@@ -97,7 +101,7 @@ class PlannedStep(StepBuilder):
         self._preempted: dict[int, Sequence] = {}
         prefixes.forks.gone = self._preempted
         self._coming: ComingPrefixes | None = None
-        self._num_tokens_left = parts.max_num_batched_tokens
+        self._num_tokens = self._num_tokens_left = num_tokens
         self._num_rows_left = queue.num_free_rows
         self._nothing: tuple[tuple[tuple[int, int], ...], ...] = tuple(() for _ in parts.groups)
 
@@ -176,7 +180,13 @@ class PlannedStep(StepBuilder):
         for entry in entries:
             if entry.reserved > entry.seq.num_reserved:
                 entry.seq.num_reserved = entry.reserved
-        return Plan(entries, admitted, tuple(self._changed.values()), len(self._preempted))
+        return Plan(
+            entries,
+            admitted,
+            tuple(self._changed.values()),
+            len(self._preempted),
+            self._num_tokens - self._num_tokens_left,
+        )
 
     def _admit(self, seq: Sequence, num_tokens: int, reserve: int) -> bool:
         if self._num_rows_left < 1 or not self._has_headroom(seq):

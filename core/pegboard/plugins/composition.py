@@ -97,6 +97,8 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         seed: of seeds that the engine draws; None: from the system.
         max_model_len: most tokens a sequence.
         max_num_seqs, max_num_batched_tokens: most running sequences, and tokens a step.
+        max_step_ms: milliseconds that a step may take while a sequence decodes, where smaller chunks of
+            prompts can help it; None: any.
         tensor_parallel, pipeline_parallel, data_parallel: devices that the model is spread over.
         draft_model: reference of the drafter's own model.
         verification: `exact`, or `rejection`, which keeps only the distribution.
@@ -122,6 +124,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_step_ms: int | None
     tensor_parallel: int
     pipeline_parallel: int
     data_parallel: int

@@ -24,6 +24,7 @@ from pegboard.plugins.manifest import OBJECT, Manifest
 
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_NUM_SPECULATIVE_TOKENS = 4
+DEFAULT_MAX_STEP_MS = 200
 MAX_THREADS_PER_CORE = 8
 """More threads than that for each core can only be a mistake, and each has a stack."""
 MIN_MODEL_LEN = 2
@@ -130,6 +131,7 @@ def resolve(
         max_model_len=max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_step_ms=_max_step_ms(config, numerics, chooser),
         tensor_parallel=config.executor.tensor_parallel,
         pipeline_parallel=config.executor.pipeline_parallel,
         data_parallel=config.executor.data_parallel,
@@ -219,6 +221,20 @@ def _max_model_len(config: Config, shape: ModelShape, chooser: Chooser) -> int:
             fix=f"max_model_len: {MIN_MODEL_LEN} or more",
         )
     return config.max_model_len
+
+
+def _max_step_ms(config: Config, numerics: str, chooser: Chooser) -> int | None:
+    key, wanted = "scheduler.max_step_ms", config.scheduler.max_step_ms
+    if wanted == "auto" and numerics == "fast":
+        chooser.decide(key, "none", "numerics are fast: how a prompt is cut would change bits")
+        return None
+    if wanted == "auto":
+        chooser.decide(key, DEFAULT_MAX_STEP_MS, "the default: how a prompt is cut changes no bit")
+        return DEFAULT_MAX_STEP_MS
+    if wanted is not None and numerics == "fast":
+        why = "named in the config; numerics are fast, so how a prompt is cut changes bits"
+        chooser.decide(key, wanted, why)
+    return wanted
 
 
 def _num_threads(config: Config, chooser: Chooser) -> int:

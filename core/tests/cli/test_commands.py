@@ -160,7 +160,15 @@ def test_a_plugins_command_is_listed_unimported_and_runs_with_the_context(
 def test_check_says_what_was_chosen_and_why(tiny: str) -> None:
     run = pegboard("check", tiny, "--max-num-seqs", "3")
     assert (run.returncode, run.stderr) == (0, "")
-    for said in ("float32", "fcfs", "attention", "max_model_len", "in all, of", "row"):
+    for said in (
+        "float32",
+        "fcfs",
+        "attention",
+        "max_model_len",
+        "max_step_ms",
+        "in all, of",
+        "row",
+    ):
         assert said in run.stdout
 
 
@@ -176,6 +184,7 @@ def test_check_as_json_names_each_part_with_its_reason(tiny: str) -> None:
     assert operations == set(OPERATIONS)
     entries = found["memory"]["entries"]
     assert sum(entry["num_bytes"] for entry in entries) == found["memory"]["total_bytes"]
+    assert found["max_step_ms"]["value"] is None and "numerics" in found["max_step_ms"]["why"]
     # Stock torch does not promise that a row's bits are the same in any batch.
     assert found["numerics"] == "fast"
     assert "attention: torch" in found["not_promised"]

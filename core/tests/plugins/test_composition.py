@@ -44,6 +44,23 @@ def test_auto_says_what_it_became_and_why(tiny_model: Path) -> None:
     assert "context" in decisions["max_model_len"].why
 
 
+def test_steps_are_short_where_the_size_of_a_chunk_changes_no_bit(tiny_model: Path) -> None:
+    """And where it does, only on request, which `check` says."""
+    fast: dict[str, Any] = {"attention": "torch"}
+    for values in ({}, fast):
+        composition = prepare(config_of(tiny_model, **values)).composition
+        assert composition.max_step_ms == (200 if composition.numerics == "invariant" else None)
+    assert composition.numerics == "fast"
+    for wanted in (50, None):
+        scheduler = {"max_step_ms": wanted}
+        for values in ({}, fast):
+            composition = prepare(config_of(tiny_model, scheduler=scheduler, **values)).composition
+            assert composition.max_step_ms == wanted
+            said = {decision.key: decision.why for decision in composition.decisions}
+            warned = "changes bits" in said.get("scheduler.max_step_ms", "")
+            assert warned == (wanted is not None and composition.numerics == "fast")
+
+
 def test_max_model_len_is_lowered_when_open_and_refused_when_explicit(tiny_model: Path) -> None:
     small = {"kv_cache": {"memory": "40KiB"}}
     prepared = prepare(config_of(tiny_model, **small))
