@@ -135,8 +135,10 @@ class PluginsConfig(Section):
 
     Attributes:
         load: single-file plugins, by path.
-        disable: plugins to leave out, by name.
-        replace: who provides a name that two plugins provide.
+        disable: plugins to leave out, by their own name or their distribution's.
+        replace: who has what several plugins claim, by such a name. The keys: `interface.name` for a
+            thing that several provide; `plugin.name` for the name of a plugin; `interface` for what
+            `auto` takes where several have the same priority.
     """
 
     load: Texts = Field(default_factory=list)

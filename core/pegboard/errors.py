@@ -17,6 +17,7 @@ PegboardError
 │   │   ├── ManifestHookMismatch
 │   │   ├── DuplicateName
 │   │   ├── OptionsInvalid
+│   │   ├── ManifestFunctionFailed
 │   │   ├── FactoryFailed
 │   │   └── InterfaceNotSatisfied
 │   └── CompositionRefused    the parts do not go together; carries every reason
@@ -33,6 +34,30 @@ from collections.abc import Sequence
 
 _SHOWN = 1000
 """Characters of what was found, which may come from a file or a client and be of any length."""
+
+
+def printable(text: str) -> str:
+    """A text of others for a terminal: control characters, escapes and marks that turn the direction
+    of writing stand there as their codes."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def described(error: BaseException) -> str:
+    """An exception of others' code in one line."""
+    try:
+        return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # it may err as well when it is asked what it is
+        return type(error).__name__
+
+
+def _one_line(text: str) -> str:
+    return printable(" ".join(text.split()))
 
 
 class PegboardError(Exception):
@@ -62,7 +87,7 @@ class UserError(PegboardError):
         for label, text in (("allowed", self.allowed), ("fix", self.fix)):
             if text:
                 line += f"; {label}: {text}"
-        return " ".join(line.split())
+        return _one_line(line)
 
 
 class ConfigError(UserError):
@@ -159,6 +184,11 @@ class OptionsInvalid(PluginError):
     """The options given to a plugin do not fit its options model."""
 
 
+class ManifestFunctionFailed(PluginError):
+    """A function that the manifest names raised, or answered what it must not; what it raised is the
+    `__cause__`."""
+
+
 class FactoryFailed(PluginError):
     """The plugin's factory raised; the original exception is the `__cause__`."""
 
@@ -174,7 +204,7 @@ class CompositionRefused(UserError):
     """
 
     def __init__(self, reasons: Sequence[str]) -> None:
-        self.reasons = tuple(reasons)
+        self.reasons = tuple(map(_one_line, reasons))
         super().__init__("; ".join(self.reasons))
 
 

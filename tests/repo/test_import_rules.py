@@ -47,14 +47,19 @@ class Row:
     never: tuple[str, ...] = ()
 
 
+FILES = "pegboard.regular_files"
 MESSAGES = ("pegboard.request", "pegboard.step", "pegboard.errors")
 CONTRACTS = ("pegboard.interfaces", *MESSAGES)
-PLUGIN = ("pegboard", *CONTRACTS, "pegboard.models.layers")
-CONFIG = ("pegboard.errors", "pegboard.config", "pegboard.config_text", "pegboard.config_values")
+PLUGIN = ("pegboard", *CONTRACTS, "pegboard.models.layers", FILES)
+CONFIG = (
+    *("pegboard.errors", "pegboard.config", "pegboard.config_text", "pegboard.config_values"),
+    FILES,
+)
 CORE = ("pegboard", "pegboard.*")
 
 TABLE: dict[str, Row] = {
     "pegboard.errors": Row((), third_party=()),
+    FILES: Row((), third_party=()),
     "pegboard.request": Row(("pegboard.errors",), third_party=("numpy", "msgspec")),
     "pegboard.step": Row(("pegboard.errors",), third_party=("numpy", "msgspec")),
     "pegboard.interfaces": Row(
@@ -64,7 +69,9 @@ TABLE: dict[str, Row] = {
     "pegboard.config_text": Row(CONFIG),
     "pegboard.config_values": Row(CONFIG),
     "pegboard.checkpoint_ref": Row(CONFIG),
-    "pegboard.tokenizer": Row(("pegboard.errors", "pegboard.interfaces", "pegboard.chat_template")),
+    "pegboard.tokenizer": Row(
+        ("pegboard.errors", "pegboard.interfaces", "pegboard.chat_template", FILES)
+    ),
     "pegboard.chat_template": Row(("pegboard.errors", "pegboard.interfaces")),
     "pegboard.plugins": Row(("pegboard.interfaces", *CONFIG)),
     "pegboard.planner": Row(("pegboard.interfaces", "pegboard.plugins", *CONFIG)),

@@ -16,6 +16,7 @@ from pegboard.cli.generate import generate
 from pegboard.cli.options import EITHER_DASH, takes_config
 from pegboard.cli.plugins import plugins
 from pegboard.cli.serve import serve
+from pegboard.errors import printable
 from pegboard.plugins.listing import command_entries, load_command
 
 
@@ -43,12 +44,12 @@ class CommandsWithPlugins(TyperGroup):
         name = args[0]
         if name in self.commands or name not in dict(command_entries()):
             return super().resolve_command(ctx, args)
-        return name, typer.main.get_command(load_command(name)), args[1:]
+        return name, load_command(name, typer.main.get_command), args[1:]
 
 
 def _described(name: str, summary: str) -> Any:
     described = _typer()
-    described.command(name, help=summary)(lambda: None)
+    described.command(name, help=printable(summary))(lambda: None)
     return typer.main.get_command(described)
 
 

@@ -8,12 +8,15 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from pegboard.cli.output import print_json, print_lines
 from pegboard.config import Config
 from pegboard.errors import CompositionRefused, UserError
 from pegboard.interfaces.kernel import JOINT_OPERATIONS
 from pegboard.planner.ledger import Ledger
 from pegboard.plugins.composition import Composition, KernelChoice, Part
-from pegboard.plugins.loader import options_of, resolve_dotted
+from pegboard.plugins.functions import ask
+from pegboard.plugins.listing import unsettled
+from pegboard.plugins.loader import options_of
 
 _KEYS = {"kv_allocator": "kv_cache.allocator", "speculation_policy": "drafter.policy"}
 """The config's key of an interface, where it is not the interface's name."""
@@ -46,10 +49,14 @@ def check(
         if not as_json:
             raise
         reasons = error.reasons if isinstance(error, CompositionRefused) else (str(error),)
-        typer.echo(_json({"refusals": list(reasons)}))
+        print_json({"refusals": list(reasons)})
         raise typer.Exit(2) from None
     found = report(config, prepared.composition, prepared.ledger)
-    typer.echo(_json(found) if as_json else "\n".join(_lines(found)))
+    found["left_out"] = unsettled(config.plugins)
+    if as_json:
+        print_json(found)
+    else:
+        print_lines(_lines(found))
 
 
 def report(config: Config, composition: Composition, ledger: Ledger) -> dict[str, Any]:
@@ -112,8 +119,7 @@ def _notes(composition: Composition) -> list[str]:
     ]
     if quantizer.entry.notes is None:
         return settled
-    say = resolve_dotted(quantizer.entry.notes, quantizer.origin)
-    return [*settled, *say(composition.facts, options_of(quantizer))]
+    return [*settled, *ask(quantizer, "notes", composition.facts, options_of(quantizer))]
 
 
 def inputs_of(weight_format: str) -> str:
@@ -174,10 +180,6 @@ def _not_promised(composition: Composition) -> list[str]:
     return loose
 
 
-def _json(found: Mapping[str, Any]) -> str:
-    return msgspec.json.format(msgspec.json.encode(found)).decode()
-
-
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"model          {found['model']}  ({found['architecture']})"
     yield f"checkpoint     {found['checkpoint']}"
@@ -200,6 +202,10 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     if found["notes"]:
         yield "notes"
         yield from (f"  {note}" for note in found["notes"])
+        yield ""
+    if found["left_out"]:
+        yield "not used"
+        yield from (f"  {line}" for line in found["left_out"])
         yield ""
     yield "kernels"
     for kernel in found["kernels"]:

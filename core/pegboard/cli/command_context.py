@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pegboard.config import Config
-from pegboard.errors import PluginNotInstalled, TokenizerError
+from pegboard.config_values import shown
+from pegboard.errors import ManifestFunctionFailed, PluginNotInstalled, TokenizerError
 from pegboard.interfaces.command import CommandContext, LayerStream, LoadedModel, Tokenizer
 from pegboard.interfaces.quantizer import Calibrator
 
@@ -42,13 +43,16 @@ class EngineCommandContext(CommandContext):
     def calibrator(self, method: str) -> type[Calibrator]:
         """The class that a quantizer's manifest entry names. Raises PluginNotInstalled when no
         manifest names the method."""
+        from pegboard.plugins.claims import Claim, foremost
         from pegboard.plugins.discovery import discover
         from pegboard.plugins.known import suggestion
         from pegboard.plugins.loader import resolve_dotted
 
-        offers = discover().offers("quantizer")
-        named = {name: offer for offer in offers for name in offer.entry.calibrators}
-        if method not in named:
+        catalog = discover()
+        offers = catalog.offers("quantizer")
+        found = [offer for offer in offers if method in offer.entry.calibrators]
+        if not found:
+            named = {name for offer in offers for name in offer.entry.calibrators}
             distribution = suggestion("quantizer", method)
             raise PluginNotInstalled(
                 method,
@@ -57,8 +61,18 @@ class EngineCommandContext(CommandContext):
                 allowed=", ".join(sorted(named)),
                 fix=f"pip install {distribution}" if distribution else "",
             )
-        offer = named[method]
-        calibrator: type[Calibrator] = resolve_dotted(offer.entry.calibrators[method], offer.origin)
+        offer = foremost(catalog, found)
+        if isinstance(offer, Claim):
+            raise offer.error("method", fix="uninstall one of them")
+        dotted = offer.entry.calibrators[method]
+        calibrator = resolve_dotted(dotted, offer.origin)
+        if not (isinstance(calibrator, type) and issubclass(calibrator, Calibrator)):
+            raise ManifestFunctionFailed(
+                offer.origin.plugin,
+                f"its calibrator {dotted!r} is {shown(calibrator)}",
+                origin=str(offer.origin),
+                allowed="a subclass of pegboard.interfaces.quantizer.Calibrator",
+            )
         return calibrator
 
     def tokenizer(self, ref: str) -> Tokenizer:

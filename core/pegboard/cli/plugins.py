@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
+from pegboard.cli.output import print_json, print_lines
 from pegboard.config import load_config
 from pegboard.plugins.listing import PluginListing, list_plugins
 
@@ -22,9 +22,9 @@ def plugins(
     """List the installed plugins. None of them is imported."""
     listings = list_plugins(load_config(config) if config is not None else None)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(listings)))
+        print_json(listings)
     else:
-        typer.echo("\n".join(_lines(listings)))
+        print_lines(_lines(listings))
 
 
 def _lines(listings: Sequence[PluginListing]) -> Iterator[str]:
@@ -32,5 +32,6 @@ def _lines(listings: Sequence[PluginListing]) -> Iterator[str]:
         yield f"{listing.name}  {listing.distribution} {listing.version}  {listing.origin}"
         if listing.problem is not None:
             yield f"  not usable: {listing.problem}"
+        yield from (f"  contested: {claim}" for claim in listing.claims)
         for thing in listing.provides:
             yield f"  {thing.interface:<18}  {thing.name:<14}  {thing.summary}"

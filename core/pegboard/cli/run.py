@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Sequence
 
 import typer
 
-from pegboard.errors import CompositionRefused, ConfigMistakes, UserError
+from pegboard.errors import CompositionRefused, ConfigMistakes, UserError, printable
 
 
 def run(app: typer.Typer, arguments: Sequence[str] | None, *, name: str) -> int:
@@ -18,7 +20,9 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, *, name: str) -> int:
         name: the command, for help and messages.
 
     Returns:
-        The exit status. A bug is raised, so that Python prints its traceback and ends with 1.
+        The exit status. A bug is raised, so that Python prints its traceback and ends with 1. With
+        PEGBOARD_RAISE=1 in the environment a mistake's traceback stands before its line: a plugin's
+        error has what the plugin raised beneath.
     """
     command = typer.main.get_command(app)
     try:
@@ -29,8 +33,10 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, *, name: str) -> int:
         reasons = _mistakes(error)
         if not reasons:
             raise
+        if os.environ.get("PEGBOARD_RAISE") == "1":
+            traceback.print_exception(error)
         for reason in reasons:
-            typer.echo(f"error: {reason}", err=True)
+            typer.echo(f"error: {printable(reason)}", err=True)
         return 2
     return status if isinstance(status, int) else 0
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.attention import KVScales
-from pegboard.interfaces.checkpoint import CheckpointFacts, CheckpointSource
+from pegboard.interfaces.checkpoint import CheckpointSource
 from pegboard.interfaces.quantizer import StoredKVScales
 from pegboard.plugins.composition import Composition
-from pegboard.plugins.loader import resolve_dotted
+from pegboard.plugins.functions import ask
 
 _log = logging.getLogger(__name__)
-
-StoredScales = Callable[[CheckpointFacts], tuple[StoredKVScales, ...]]
 
 
 def read_kv_scales(composition: Composition, source: CheckpointSource) -> dict[int, KVScales]:
@@ -27,9 +24,9 @@ def read_kv_scales(composition: Composition, source: CheckpointSource) -> dict[i
     quantizer, layers = composition.parts["quantizer"], composition.shape.attention
     if quantizer.entry.kv_scales is None:
         return {}
-    stored: StoredScales = resolve_dotted(quantizer.entry.kv_scales, quantizer.origin)
+    stored: tuple[StoredKVScales, ...] = ask(quantizer, "kv_scales", composition.facts)
     read: dict[int, KVScales] = {}
-    for scales in stored(composition.facts):
+    for scales in stored:
         if scales.layer >= len(layers):
             was = f"is of layer {scales.layer}, and the model has {len(layers)}"
             raise CheckpointError(f"tensor {scales.k!r}", was)

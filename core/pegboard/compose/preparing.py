@@ -19,6 +19,7 @@ from pegboard.errors import (
     ConfigError,
     DuplicateName,
     InterfaceVersionRefused,
+    ManifestFunctionFailed,
     ManifestInvalid,
     OptionsInvalid,
     PluginError,
@@ -34,8 +35,10 @@ from pegboard.plugins.composition import (
     Refusal,
 )
 from pegboard.plugins.discovery import Catalog, discover
+from pegboard.plugins.functions import ask
+from pegboard.plugins.guard import guarded
 from pegboard.plugins.inspect import inspect_checkpoint, inspect_model
-from pegboard.plugins.loader import options_of, resolve_dotted
+from pegboard.plugins.loader import options_of
 from pegboard.plugins.resolver import Inspected, resolve
 
 
@@ -146,8 +149,7 @@ def _formats(facts: CheckpointFacts, quantizer: Part) -> tuple[str, ...]:
         options = options_of(quantizer)
     except OptionsInvalid:
         return ()
-    formats: tuple[str, ...] = resolve_dotted(said, quantizer.origin)(facts, options)
-    return formats
+    return tuple(ask(quantizer, "formats", facts, options))
 
 
 def _alternatives(facts: CheckpointFacts, quantizer: Part) -> tuple[Part, ...]:
@@ -158,10 +160,12 @@ def _alternatives(facts: CheckpointFacts, quantizer: Part) -> tuple[Part, ...]:
         options = options_of(quantizer)
     except OptionsInvalid:
         return (quantizer,)
-    settled = resolve_dotted(quantizer.entry.alternatives, quantizer.origin)(facts, options)
-    return tuple(
-        msgspec.structs.replace(quantizer, options=one.model_dump(mode="json")) for one in settled
-    )
+    settled = ask(quantizer, "alternatives", facts, options)
+    with guarded(ManifestFunctionFailed, quantizer.origin, "taking its alternatives"):
+        return tuple(
+            msgspec.structs.replace(quantizer, options=one.model_dump(mode="json"))
+            for one in settled
+        )
 
 
 def _tokenizer_facts(config: Config, catalog: Catalog, facts: CheckpointFacts) -> TokenizerFacts:

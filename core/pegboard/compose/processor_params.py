@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from pegboard.errors import (
-    RequestError,
-)
+from pegboard.errors import ManifestFunctionFailed, RequestError
 from pegboard.plugins.composition import (
     Composition,
     Part,
 )
+from pegboard.plugins.guard import guarded
 from pegboard.plugins.loader import resolve_model
 from pegboard.request import SamplingParams
-
-if TYPE_CHECKING:
-    pass
 
 
 def processor_params(
@@ -26,11 +22,9 @@ def processor_params(
 ) -> Callable[[SamplingParams], dict[str, dict[str, Any]]]:
     """A function from a request's parameters to those of each logits processor that acts on it."""
     defaults = SamplingParams()
-    models = {
-        part.name: (part.entry.fields, _params_model(part))
-        for part in composition.logits_processors
-    }
-    idle = {name: _defaults(model) for name, (_, model) in models.items()}
+    parts = {part.name: part for part in composition.logits_processors}
+    models = {name: (part.entry.fields, _params_model(part)) for name, part in parts.items()}
+    idle = {name: _defaults(parts[name], model) for name, (_, model) in models.items()}
 
     def params_of(sampling: SamplingParams) -> dict[str, dict[str, Any]]:
         for name in sampling.processors:
@@ -60,11 +54,14 @@ def _params_model(part: Part) -> type[BaseModel] | None:
     return None if dotted is None else resolve_model(dotted, part.origin)
 
 
-def _defaults(model: type[BaseModel] | None) -> dict[str, Any]:
+def _defaults(part: Part, model: type[BaseModel] | None) -> dict[str, Any]:
     """Values that ask for nothing; none where the model has a required field."""
     if model is None or any(field.is_required() for field in model.model_fields.values()):
         return {}
-    return model().model_dump()
+    with guarded(
+        ManifestFunctionFailed, part.origin, f"its params model {part.entry.params!r} of nothing"
+    ):
+        return model().model_dump()
 
 
 def _validated(name: str, values: dict[str, Any], model: type[BaseModel] | None) -> dict[str, Any]:

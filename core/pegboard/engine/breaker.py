@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
+from pegboard.errors import described
 from pegboard.interfaces.observer import BreakerChanged, ErrorHappened, Event
 
 MAX_CALL_S = 5.0
@@ -159,14 +160,6 @@ class Breaker:
         line = f"{self.part} {self.name!r} is cut off for {self._pause_s:g} s: {self._reason}"
         self._news.append(ErrorHappened(kind, line))
         self._news.append(BreakerChanged(self.part, self.name, True, self._reason))
-
-
-def described(error: BaseException) -> str:
-    """The error in one line."""
-    try:
-        return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-    except Exception:  # a plugin's error may err as well when it is asked what it is
-        return type(error).__name__
 
 
 def _place(error: BaseException) -> str:

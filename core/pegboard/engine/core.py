@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pegboard.engine.batch import build_batch
-from pegboard.engine.breaker import CutOff, described
+from pegboard.engine.breaker import CutOff
 from pegboard.engine.commit import Committer, Tally
 from pegboard.engine.forks import Forks
 from pegboard.engine.guarded_scheduler import GuardedScheduler
@@ -21,7 +21,7 @@ from pegboard.engine.queue import Queue
 from pegboard.engine.reporting import ledger_line, step_done
 from pegboard.engine.step_budget import StepBudget
 from pegboard.engine.step_builder import Plan, PlannedStep
-from pegboard.errors import EngineError, RequestError
+from pegboard.errors import EngineError, RequestError, described
 from pegboard.interfaces.kv_allocator import KVLedger
 from pegboard.interfaces.observer import (
     ErrorHappened,

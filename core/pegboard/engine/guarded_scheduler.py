@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pegboard.engine.breaker import Breaker, PluginErred, described
+from pegboard.engine.breaker import Breaker, PluginErred
 from pegboard.engine.parts import EngineParts
 from pegboard.engine.queue import Queue
 from pegboard.engine.step_builder import PlannedStep
-from pegboard.errors import EngineError
+from pegboard.errors import EngineError, described
 
 MAX_IDLE_PLANS = 4
 """Plans of nothing, one after the other, before the fallback is asked whether nothing can be done."""

@@ -18,6 +18,9 @@ VERSION = 0
 
 ParameterKind = Literal["linear", "embedding", "norm", "bias", "head"]
 
+QUANTIZABLE: tuple[ParameterKind, ...] = ("linear", "embedding", "head")
+"""Kinds that a quantizer decides on: matrices."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterShape:

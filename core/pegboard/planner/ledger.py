@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-from pydantic import BaseModel
 
-from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.errors import ManifestFunctionFailed
 from pegboard.interfaces.device import DeviceFacts
 from pegboard.interfaces.kv import KVGroup, TensorSpec
-from pegboard.interfaces.quantizer import WeightSpec
+from pegboard.interfaces.model import QUANTIZABLE
 from pegboard.interfaces.workload import Workload
-from pegboard.planner.tensors import QUANTIZABLE, weight_of
+from pegboard.planner.tensors import weight_of
 from pegboard.plugins.choice import INACTIVE
 from pegboard.plugins.composition import Composition, Decision, Refusal
-from pegboard.plugins.loader import options_of, resolve_dotted
+from pegboard.plugins.functions import ask, named_function
+from pegboard.plugins.loader import options_of
 from pegboard.plugins.resolver import MIN_MODEL_LEN
 
 ITEM_BYTES = {
@@ -26,9 +26,6 @@ ITEM_BYTES = {
 }  # fmt: skip
 CUDA_FRACTION = 0.9
 CPU_FRACTION = 0.25
-
-ResidentBytes = Callable[[WeightSpec, CheckpointFacts, str, BaseModel | None], int]
-Layout = Callable[[KVGroup], tuple[TensorSpec, ...]]
 
 
 class LedgerEntry(msgspec.Struct, frozen=True):
@@ -137,7 +134,7 @@ def account(
 
 def _weights(composition: Composition) -> list[LedgerEntry]:
     quantizer = composition.parts["quantizer"]
-    resident: ResidentBytes = resolve_dotted(quantizer.entry.resident_bytes or "", quantizer.origin)
+    resident = named_function(quantizer, "resident_bytes")
     options = options_of(quantizer)
     item = ITEM_BYTES[composition.dtype]
     sums: dict[str, int] = {}
@@ -202,7 +199,7 @@ def _estimates(composition: Composition) -> list[LedgerEntry]:
     return [
         LedgerEntry(
             f"{interface}: {name}",
-            int(resolve_dotted(part.entry.estimate, part.origin)(workload)),
+            ask(part, "estimate", workload),
             part.origin.plugin,
         )
         for (interface, name), part in parts.items()
@@ -212,8 +209,18 @@ def _estimates(composition: Composition) -> list[LedgerEntry]:
 
 def _layouts(composition: Composition) -> tuple[tuple[TensorSpec, ...], ...]:
     attention = composition.parts["attention"]
-    layout: Layout = resolve_dotted(attention.entry.layout or "", attention.origin)
-    return tuple(layout(group) for group in composition.groups)
+    layouts = tuple(tuple(ask(attention, "layout", group)) for group in composition.groups)
+    for spec in (spec for layout in layouts for spec in layout):
+        if spec.dtype not in ITEM_BYTES or min(spec.shape, default=0) < 1:
+            raise ManifestFunctionFailed(
+                attention.origin.plugin,
+                f"its layout {attention.entry.layout!r} answered a tensor {spec.name!r} of"
+                f" {spec.dtype} {list(spec.shape)}",
+                origin=str(attention.origin),
+                allowed=f"sizes from 1 on, and {', '.join(ITEM_BYTES)}",
+                fix=attention.origin.remedy,
+            )
+    return layouts
 
 
 def _budget(memory: int | float | str, device: DeviceFacts, fixed: int) -> int:

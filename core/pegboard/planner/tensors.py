@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 
 from pegboard.interfaces.checkpoint import CheckpointFacts
-from pegboard.interfaces.model import ModelShape, ParameterShape
-from pegboard.interfaces.quantizer import StoredKVScales, StoredParameter, WeightSpec
+from pegboard.interfaces.model import QUANTIZABLE, ModelShape, ParameterShape
+from pegboard.interfaces.quantizer import StoredKVScales, WeightSpec
 from pegboard.plugins.composition import Composition, Refusal
-from pegboard.plugins.loader import resolve_dotted
+from pegboard.plugins.functions import ask, named_function
 
-QUANTIZABLE = ("linear", "embedding", "head")
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 HEAD = "lm_head."
 SHOWN = 5
-
-KVScalesOf = Callable[[CheckpointFacts], tuple[StoredKVScales, ...]]
-Parameters = Callable[[WeightSpec, CheckpointFacts], tuple[StoredParameter, ...]]
 
 
 def weight_of(parameter: ParameterShape) -> WeightSpec:
@@ -65,8 +61,7 @@ def _unknown(facts: CheckpointFacts, shape: ModelShape, names: Sequence[str]) ->
 
 
 def _needed(composition: Composition) -> Iterator[tuple[str, tuple[tuple[int, ...], str | None]]]:
-    quantizer = composition.parts["quantizer"]
-    parameters: Parameters = resolve_dotted(quantizer.entry.parameters or "", quantizer.origin)
+    parameters = named_function(composition.parts["quantizer"], "parameters")
     for parameter in composition.shape.parameters:
         if parameter.kind not in QUANTIZABLE:
             yield parameter.name, (parameter.shape, None)
@@ -81,8 +76,8 @@ def _kv_scales(composition: Composition) -> set[str]:
     quantizer, facts = composition.parts["quantizer"], composition.facts
     if quantizer.entry.kv_scales is None:
         return set()
-    stored: KVScalesOf = resolve_dotted(quantizer.entry.kv_scales, quantizer.origin)
-    return {name for scales in stored(facts) for name in (scales.k, scales.v)}
+    stored: tuple[StoredKVScales, ...] = ask(quantizer, "kv_scales", facts)
+    return {name for scales in stored for name in (scales.k, scales.v)}
 
 
 def _right_dtype(dtype: str, wanted: str | None) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pegboard.errors import InterfaceVersionRefused
 from pegboard.interfaces.device import DeviceFacts
+from pegboard.plugins.claims import Claim, foremost, sole
 from pegboard.plugins.composition import Decision, Part, Refusal
 from pegboard.plugins.discovery import Broken, Catalog, Offer, absent
 from pegboard.plugins.known import suggestion
@@ -73,6 +74,14 @@ class Chooser:
 
     def _choose(self, wanted: Wanted, check: Check) -> Part | None:
         for given in self.objects.get(wanted.interface, ()):
+            if wanted.options:
+                self.refuse(
+                    "options",
+                    f"{wanted.options_path}: an object was given for {wanted.interface}, and takes"
+                    " no options from the config",
+                    plugin=given.name,
+                    fix=f"leave out {wanted.options_path}",
+                )
             self._refuse(given.origin, self._reasons(given, check), given.entry.name)
             return given
         if wanted.name in ("auto", "on"):
@@ -139,9 +148,7 @@ class Chooser:
                 fix=self._left_out(wanted, check) or _install(wanted),
             )
             return None
-        best = max(fitting, key=lambda offer: offer.entry.priority)
-        rivals = [offer for offer in fitting if offer.entry.name == best.entry.name]
-        chosen = self.settle(wanted.key, rivals)
+        chosen = self.settle(wanted.key, foremost(self.catalog, fitting))
         if chosen is None:
             return None
         why = "the only one that fits" if len(fitting) == 1 else "highest priority of what fits"
@@ -154,7 +161,7 @@ class Chooser:
         offers = self.catalog.offers(wanted.interface)
         found = [offer for offer in offers if offer.entry.name == wanted.name]
         if found:
-            return self.settle(wanted.key, found)
+            return self.settle(wanted.key, sole(self.catalog, found))
         names = sorted({offer.entry.name for offer in offers})
         left_out = self._left_out(wanted)
         if left_out:
@@ -200,17 +207,12 @@ class Chooser:
             None,
         )
 
-    def settle(self, key: str, rivals: Sequence[Offer]) -> Offer | None:
-        """The only one; several that provide one name are a reason to refuse."""
-        if len(rivals) == 1:
-            return rivals[0]
-        name, interface = rivals[0].entry.name, rivals[0].entry.interface
-        plugins = ", ".join(f"{rival.origin.plugin} ({rival.origin})" for rival in rivals)
+    def settle(self, key: str, found: Offer | Claim) -> Offer | None:
+        """The offer; what several plugins claim is a reason to refuse."""
+        if isinstance(found, Offer):
+            return found
         self.refuse(
-            "duplicate_name",
-            f"{key}: {name!r} is provided by several plugins: {plugins}",
-            plugin=name,
-            fix=f"plugins.replace: {{{interface}.{name}: {rivals[-1].origin.plugin}}}",
+            "duplicate_name", f"{key}: {found}", plugin=found.origins[0].plugin, fix=found.fix
         )
         return None
 

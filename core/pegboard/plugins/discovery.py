@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 
 from pegboard.errors import ConfigError, DuplicateName, ManifestInvalid, PluginError
+from pegboard.plugins.installed import installed_plugins, module_path, normalized
 from pegboard.plugins.manifest import (
     SINGLE_FILE,
     Manifest,
@@ -19,9 +18,11 @@ from pegboard.plugins.manifest import (
     block_of,
     parse_manifest,
 )
+from pegboard.plugins.manifest_text import MAX_BYTES
+from pegboard.regular_files import MAX_SETTINGS_BYTES, read_text
 
-GROUP = "pegboard"
-CORE = "pegboard"
+PLUGIN = "plugin"
+"""Before a dot in `plugins.replace`: the name of a plugin itself, not of what it provides."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,15 @@ class Catalog:
         manifests: of usable plugins.
         broken: plugins that cannot be used.
         disabled: manifests of plugins that the config leaves out.
-        replace: `interface.name` to the plugin that alone shall provide it.
+        replaced: manifests of plugins whose name `plugins.replace` gives to another.
+        settled: claim to the plugin that `plugins.replace` gives it to; see `PluginsConfig`.
     """
 
     manifests: tuple[Manifest, ...]
     broken: tuple[Broken, ...] = ()
     disabled: tuple[Manifest, ...] = ()
-    replace: Mapping[str, str] = field(default_factory=dict)
+    replaced: tuple[Manifest, ...] = ()
+    settled: Mapping[str, Origin] = field(default_factory=dict)
 
     def offers(self, interface: str) -> list[Offer]:
         """All that is provided for an interface, sorted by name; a name stands twice when two
@@ -64,10 +67,9 @@ class Catalog:
             for manifest in self.manifests
             for entry in manifest.provides
             if entry.interface == interface
-            and self.replace.get(f"{interface}.{entry.name}", manifest.origin.plugin)
-            == manifest.origin.plugin
+            and self.settled.get(f"{interface}.{entry.name}", manifest.origin) == manifest.origin
         ]
-        return sorted(found, key=lambda offer: (offer.entry.name, offer.origin.plugin))
+        return sorted(found, key=lambda o: (o.entry.name, o.origin.plugin, o.origin.distribution))
 
     def left_out(self, interface: str, provides: Callable[[Provides], bool]) -> str:
         """What to do where a plugin that `plugins.disable` names would provide a thing; "" where
@@ -81,14 +83,14 @@ class Catalog:
             f"take {', '.join(names)}, which provides it, out of plugins.disable" if names else ""
         )
 
-    def manifest(self, plugin: str) -> Manifest:
-        """A plugin's manifest, by its name."""
-        return next(m for m in self.manifests if m.origin.plugin == plugin)
+    def manifest(self, origin: Origin) -> Manifest:
+        """The manifest of a plugin."""
+        return next(manifest for manifest in self.manifests if manifest.origin == origin)
 
 
 def absent(origin: Origin, requires: Requires) -> tuple[list[str], list[str]]:
     """Packages and files that something requires and that are not there."""
-    packages = [name for name in requires.packages if importlib.util.find_spec(name) is None]
+    packages = [name for name in requires.packages if module_path(name) is None]
     folder = Path(origin.path)
     files = [name for name in requires.files if not folder.joinpath(name).is_file()]
     return packages, files
@@ -109,98 +111,84 @@ def discover(
     """
     manifests: list[Manifest] = []
     broken: list[Broken] = []
-    found: dict[str, Origin] = {}
-    for origin in _installed():
+    for origin, problem in installed_plugins():
         try:
-            _check_alone(origin, found)
+            if problem is not None:
+                raise problem
             manifests.append(_read(origin))
         except PluginError as error:
             broken.append(Broken(origin, error))
     for name in load:
         manifest = _read_file(Path(name))
-        _check_alone(manifest.origin, found)
+        _check_alone(manifest.origin, [*(m.origin for m in manifests), *(b.origin for b in broken)])
         manifests.append(manifest)
-    known = {m.origin.plugin for m in manifests} | {b.origin.plugin for b in broken}
+    origins = [*(m.origin for m in manifests), *(b.origin for b in broken)]
     for name in disable:
-        if name not in known:
+        if not any(_is(origin, name) for origin in origins):
             raise ConfigError(
-                "plugins.disable", f"no plugin {name!r} is installed", allowed=", ".join(known)
+                "plugins.disable",
+                f"no plugin {name!r} is installed",
+                allowed=", ".join(dict.fromkeys(origin.plugin for origin in origins)),
             )
-    for key, plugin in (replace or {}).items():
-        _check_replacement(key, plugin, manifests)
+
+    def is_disabled(origin: Origin) -> bool:
+        return any(_is(origin, name) for name in disable)
+
+    enabled = [m for m in manifests if not is_disabled(m.origin)]
+    settled = {key: _settled(key, name, manifests) for key, name in (replace or {}).items()}
+
+    def is_replaced(origin: Origin) -> bool:
+        return settled.get(f"{PLUGIN}.{origin.plugin}", origin) != origin
+
     return Catalog(
-        tuple(m for m in manifests if m.origin.plugin not in disable),
-        tuple(b for b in broken if b.origin.plugin not in disable),
-        tuple(m for m in manifests if m.origin.plugin in disable),
-        replace or {},
+        manifests=tuple(m for m in enabled if not is_replaced(m.origin)),
+        broken=tuple(b for b in broken if not is_disabled(b.origin)),
+        disabled=tuple(m for m in manifests if is_disabled(m.origin)),
+        replaced=tuple(m for m in enabled if is_replaced(m.origin)),
+        settled=settled,
     )
 
 
-def _check_replacement(key: str, plugin: str, manifests: Sequence[Manifest]) -> None:
-    provided = {
-        f"{entry.interface}.{entry.name}": manifest.origin.plugin
-        for manifest in manifests
-        for entry in manifest.provides
-        if manifest.origin.plugin == plugin
-    }
-    if key not in provided:
-        raise ConfigError(
-            f"plugins.replace.{key}",
-            f"plugin {plugin!r} does not provide it",
-            allowed=", ".join(provided) or "the name of an installed plugin",
-        )
+def _is(origin: Origin, name: str) -> bool:
+    """Whether a config means a plugin by a name: its own, or its distribution's."""
+    return name == origin.plugin or normalized(name) == normalized(origin.distribution)
 
 
-def _check_alone(origin: Origin, found: dict[str, Origin]) -> None:
-    """Raises DuplicateName when another plugin has this one's name; notes it otherwise."""
-    other = found.setdefault(origin.plugin, origin)
-    if other is not origin:
-        raise DuplicateName(
-            origin.plugin,
-            f"{other} has that name too",
-            origin=str(origin),
-            fix="uninstall one of them, or give the file another name",
-        )
+def _settled(key: str, name: str, manifests: Sequence[Manifest]) -> Origin:
+    """The plugin that `plugins.replace` gives something to. Raises ConfigError when there is none, or
+    more than one."""
+    means = [manifest for manifest in manifests if _is(manifest.origin, name)]
+    found = [manifest.origin for manifest in means if key in _claimable(manifest)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        listed = ", ".join(f"{origin.plugin} ({origin})" for origin in found)
+        was = f"{name!r} is the name of several plugins: {listed}"
+        allowed = ", ".join(origin.distribution for origin in found)
+    else:
+        was = f"plugin {name!r} does not provide it"
+        allowed = ", ".join(key for manifest in means for key in _claimable(manifest))
+        allowed = allowed or "the name of an installed plugin"
+    raise ConfigError(f"plugins.replace.{key}", was, allowed=allowed)
 
 
-def _installed() -> Iterable[Origin]:
-    seen: set[tuple[str, str]] = set()
-    for distribution in distributions():
-        for entry_point in distribution.entry_points:
-            if entry_point.group != GROUP:
-                continue
-            name = distribution.metadata["Name"]
-            # A folder can stand twice on the path; a plugin of two distributions must be reported.
-            if (name, entry_point.name) in seen:
-                continue
-            seen.add((name, entry_point.name))
-            yield Origin(
-                plugin=entry_point.name,
-                distribution=name,
-                version=distribution.version,
-                module=entry_point.module,
-                path=_path_of(entry_point),
-                builtin=name == CORE,
+def _claimable(manifest: Manifest) -> list[str]:
+    """The keys of `plugins.replace` under which a plugin can stand."""
+    provided = [f"{entry.interface}.{entry.name}" for entry in manifest.provides]
+    interfaces = dict.fromkeys(entry.interface for entry in manifest.provides)
+    return [*provided, *interfaces, f"{PLUGIN}.{manifest.origin.plugin}"]
+
+
+def _check_alone(origin: Origin, others: Sequence[Origin]) -> None:
+    """Raises DuplicateName when another plugin has the name of a single file."""
+    for other in others:
+        if other.plugin == origin.plugin:
+            raise DuplicateName(
+                origin.plugin,
+                f"{other} has that name too",
+                origin=str(origin),
+                fix="uninstall one of them, or give the file another name",
             )
-
-
-def _path_of(entry_point: EntryPoint) -> str:
-    """The folder of the entry point's package, or the file of its module; "" when neither exists.
-
-    Only the top-level name is looked up: finding a submodule's spec would import its parents.
-    """
-    top, *rest = entry_point.module.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        return ""
-    if spec is None:
-        return ""
-    if not spec.submodule_search_locations:
-        return spec.origin or ""
-    folder = Path(next(iter(spec.submodule_search_locations))).joinpath(*rest)
-    module = folder.with_suffix(".py")
-    return str(folder if folder.is_dir() else module if rest and module.is_file() else "")
 
 
 def _read(origin: Origin) -> Manifest:
@@ -212,11 +200,11 @@ def _read(origin: Origin) -> Manifest:
             origin=str(origin),
             fix=f"reinstall {origin.distribution}",
         )
-    if path.is_file():
+    if not path.is_dir():
         return _read_block(path, origin)
     manifest = path / "plugin.toml"
     try:
-        text = manifest.read_text(encoding="utf-8")
+        text = read_text(manifest, limit=MAX_BYTES)
     except (OSError, UnicodeDecodeError) as problem:
         raise ManifestInvalid(
             origin.plugin,
@@ -228,7 +216,7 @@ def _read(origin: Origin) -> Manifest:
 
 
 def _read_file(path: Path) -> Manifest:
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         raise ConfigError("plugins.load", f"no file {path}", fix="give the path of a Python file")
     origin = Origin(
         plugin=path.stem,
@@ -242,7 +230,7 @@ def _read_file(path: Path) -> Manifest:
 
 def _read_block(path: Path, origin: Origin) -> Manifest:
     try:
-        block = block_of(path.read_text(encoding="utf-8"))
+        block = block_of(read_text(path, limit=MAX_SETTINGS_BYTES))
     except (OSError, UnicodeDecodeError) as problem:
         raise ManifestInvalid(origin.plugin, str(problem), origin=str(origin)) from None
     if block is None:

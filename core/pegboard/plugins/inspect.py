@@ -8,13 +8,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from pegboard.config_values import shown
-from pegboard.errors import CheckpointError, DuplicateName, PluginNotInstalled
+from pegboard.errors import CheckpointError, ManifestFunctionFailed, PluginNotInstalled
 from pegboard.interfaces.checkpoint import CheckpointFacts
-from pegboard.interfaces.model import ModelShape, ParameterShape
+from pegboard.interfaces.model import QUANTIZABLE, ModelShape, ParameterShape
+from pegboard.plugins.claims import Claim, foremost
 from pegboard.plugins.composition import Part
 from pegboard.plugins.discovery import Catalog, Offer
+from pegboard.plugins.functions import ask
 from pegboard.plugins.known import suggestion
-from pegboard.plugins.loader import resolve_dotted
 from pegboard.plugins.manifest import Provides
 
 
@@ -34,9 +35,9 @@ def inspect_checkpoint(catalog: Catalog, path: Path) -> tuple[CheckpointFacts, P
         if any(fnmatch(name, pattern) for pattern in offer.entry.files for name in names)
     ]
     if fitting:
-        best = _best(fitting)
-        describe = resolve_dotted(best.entry.describe or "", best.origin)
-        return describe(path), _part(best)
+        best = _best(catalog, fitting)
+        facts: CheckpointFacts = ask(best, "describe", path)
+        return facts, _part(best)
     _check_not_left_out(
         catalog,
         "checkpoint_source",
@@ -91,9 +92,10 @@ def inspect_model(catalog: Catalog, facts: CheckpointFacts) -> tuple[ModelShape,
         if any(name in offer.entry.architectures for name in architectures)
     ]
     if fitting:
-        best = _best(fitting)
-        describe = resolve_dotted(best.entry.describe or "", best.origin)
-        return with_stored_biases(describe(facts.config), facts), _part(best)
+        best = _best(catalog, fitting)
+        shape: ModelShape = ask(best, "describe", facts.config)
+        _check_shape(shape, best)
+        return with_stored_biases(shape, facts), _part(best)
     _check_not_left_out(
         catalog,
         "model",
@@ -110,6 +112,28 @@ def inspect_model(catalog: Catalog, facts: CheckpointFacts) -> tuple[ModelShape,
         allowed=", ".join(name for offer in offers for name in offer.entry.architectures),
         fix=fix,
     )
+
+
+def _check_shape(shape: ModelShape, family: Offer) -> None:
+    """Raises ManifestFunctionFailed when there is nothing to plan with."""
+    sizes = (shape.vocab_size, shape.hidden_size, shape.intermediate_size, shape.max_position)
+    flat = [p.name for p in shape.parameters if p.kind in QUANTIZABLE and len(p.shape) != 2]
+    wrong = ""
+    if not shape.attention or not shape.parameters or min(sizes) < 1:
+        wrong = "a model without layers or sizes"
+    elif any(
+        min(layer.num_heads, layer.num_kv_heads, layer.head_dim) < 1 for layer in shape.attention
+    ):
+        wrong = "a layer without heads"
+    elif flat:
+        wrong = f"a weight that is no matrix, {flat[0]!r}"
+    if wrong:
+        raise ManifestFunctionFailed(
+            family.origin.plugin,
+            f"its describe {family.entry.describe!r} answered {wrong}",
+            origin=str(family.origin),
+            fix=family.origin.remedy,
+        )
 
 
 def with_stored_biases(shape: ModelShape, facts: CheckpointFacts) -> ModelShape:
@@ -135,18 +159,11 @@ def _check_not_left_out(
         raise CheckpointError(thing, "the plugin that reads it is disabled", fix=left_out)
 
 
-def _best(offers: Sequence[Offer]) -> Offer:
-    """The one of highest priority. Raises DuplicateName when two plugins provide its name."""
-    best = max(offers, key=lambda offer: offer.entry.priority)
-    for offer in offers:
-        if offer.entry.name == best.entry.name and offer.origin != best.origin:
-            key = f"{best.entry.interface}.{best.entry.name}"
-            raise DuplicateName(
-                best.entry.name,
-                f"{best.entry.name!r} is provided by {best.origin} and by {offer.origin}",
-                key=best.entry.interface,
-                fix=f"plugins.replace: {{{key}: {best.origin.plugin}}}",
-            )
+def _best(catalog: Catalog, fitting: Sequence[Offer]) -> Offer:
+    """The one of highest priority. Raises DuplicateName when several plugins claim to be it."""
+    best = foremost(catalog, fitting)
+    if isinstance(best, Claim):
+        raise best.error(fitting[0].entry.interface)
     return best
 
 

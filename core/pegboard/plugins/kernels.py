@@ -11,6 +11,7 @@ from pegboard.interfaces.device import DeviceFacts
 from pegboard.interfaces.kernel import JOINT_OPERATIONS, OPERATIONS
 from pegboard.interfaces.kv import KVGroup
 from pegboard.plugins.choice import Chooser
+from pegboard.plugins.claims import foremost, sole
 from pegboard.plugins.composition import KernelChoice, Part
 from pegboard.plugins.discovery import Offer
 from pegboard.plugins.manifest import Operation
@@ -122,9 +123,9 @@ def _joint(
     """The kernel of a joint operation, by the family that was chosen for all that it joins and whose
     plugin provides the attention too."""
     joined = [choice for choice in choices if choice.operation in JOINT_OPERATIONS[operation]]
-    plugins = {choice.part.origin.plugin for choice in joined}
+    plugins = {choice.part.origin for choice in joined}
     families = {choice.part.name for choice in joined}
-    if attention is None or plugins != {attention.origin.plugin} or len(families) != 1:
+    if attention is None or plugins != {attention.origin} or len(families) != 1:
         return None
     if (operation, joined[0].part.name) in search.unusable:
         return None
@@ -168,11 +169,12 @@ class _Search:
         if not candidates:
             self._refuse_for_lack(needed)
             return None
-        offer, offered = max(candidates, key=lambda candidate: candidate[0].entry.priority)
-        rivals = [other for other, _ in candidates if other.entry.name == offer.entry.name]
-        if self.chooser.settle(f"kernels.{operation}", rivals) is None:
+        offers = [offer for offer, _ in candidates]
+        chosen = self.chooser.settle(f"kernels.{operation}", foremost(self.chooser.catalog, offers))
+        if chosen is None:
             return None
-        return self.choice(_part(offer), offered, needed, named=False)
+        offered = next(offered for offer, offered in candidates if offer == chosen)
+        return self.choice(_part(chosen), offered, needed, named=False)
 
     def named(self, name: str, needed: tuple[str, str]) -> KernelChoice | None:
         """The named family's kernel. A family that is named for all operations leaves those that it
@@ -192,7 +194,7 @@ class _Search:
                 plugin=name,
             )
             return None
-        offer = self.chooser.settle("kernels", found)
+        offer = self.chooser.settle("kernels", sole(self.chooser.catalog, found))
         if offer is None:
             return None
         for reason in self.chooser.misfits(offer):

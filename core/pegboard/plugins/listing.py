@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from pegboard.config import Config
+from pegboard.config import Config, PluginsConfig
+from pegboard.errors import FactoryFailed
+from pegboard.plugins.claims import Claim, claims_of, sole
 from pegboard.plugins.composition import Part
 from pegboard.plugins.discovery import Catalog, absent, discover
+from pegboard.plugins.guard import guarded
 from pegboard.plugins.loader import load_plugins
 from pegboard.plugins.manifest import Manifest, Origin
 
@@ -29,6 +33,7 @@ class PluginListing(msgspec.Struct, frozen=True, kw_only=True):
         distribution, version, origin: what it was installed with, and where it lies.
         provides: by its manifest.
         problem: why it cannot be used; None: it can.
+        claims: what other plugins claim as well, a line each; an engine that would use it is refused.
     """
 
     name: str
@@ -37,16 +42,31 @@ class PluginListing(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
     provides: tuple[Provided, ...]
     problem: str | None = None
+    claims: tuple[str, ...] = ()
 
 
 def list_plugins(config: Config | None = None) -> list[PluginListing]:
     """All installed plugins and the config's single files, sorted by name. Imports none."""
     plugins = config.plugins if config is not None else None
-    catalog = discover(plugins.load, plugins.disable) if plugins is not None else discover()
-    listings = [_listing(manifest) for manifest in catalog.manifests]
+    catalog = (
+        discover(plugins.load, plugins.disable, plugins.replace)
+        if plugins is not None
+        else discover()
+    )
+    claims = claims_of(catalog)
+    listings = [_listing(manifest, claims=claims) for manifest in catalog.manifests]
     listings += [_listing(manifest, "disabled by the config") for manifest in catalog.disabled]
+    listings += [_listing(manifest, "left out by plugins.replace") for manifest in catalog.replaced]
     listings += [_broken(broken.origin, str(broken.error)) for broken in catalog.broken]
-    return sorted(listings, key=lambda listing: listing.name)
+    return sorted(listings, key=lambda listing: (listing.name, listing.distribution))
+
+
+def unsettled(plugins: PluginsConfig) -> list[str]:
+    """A line for each plugin that is installed and left out because it cannot be used, and for each
+    thing that several claim. Imports none."""
+    catalog = discover(plugins.load, plugins.disable, plugins.replace)
+    claims = [f"{claim}; fix: {claim.fix}" for claim in claims_of(catalog)]
+    return claims + [str(broken.error) for broken in catalog.broken]
 
 
 def command_entries(catalog: Catalog | None = None) -> list[tuple[str, str]]:
@@ -55,23 +75,37 @@ def command_entries(catalog: Catalog | None = None) -> list[tuple[str, str]]:
     return [(offer.entry.name, offer.entry.summary) for offer in offers]
 
 
-def load_command(name: str) -> Any:
-    """The typer application of a plugin's command; its plugin is imported.
+def load_command(name: str, convert: Callable[[Any], Any]) -> Any:
+    """A plugin's command; its plugin is imported.
+
+    Args:
+        name: the command's.
+        convert: makes the command of the typer application that the plugin's factory returns.
 
     Raises:
-        PluginError: the plugin cannot be used.
+        PluginError: the plugin cannot be used, or several provide the command.
     """
     catalog = discover()
-    offer = next(offer for offer in catalog.offers("command") if offer.entry.name == name)
-    registry = load_plugins([catalog.manifest(offer.origin.plugin)])
-    return registry.factory(Part(origin=offer.origin, entry=offer.entry))()
+    offers = [offer for offer in catalog.offers("command") if offer.entry.name == name]
+    offer = sole(catalog, offers)
+    if isinstance(offer, Claim):
+        raise offer.error(f"command {name!r}", fix="uninstall one of them")
+    factory = load_plugins([catalog.manifest(offer.origin)]).factory(
+        Part(origin=offer.origin, entry=offer.entry)
+    )
+    with guarded(FactoryFailed, offer.origin, f"making command {name!r}"):
+        return convert(factory())
 
 
-def _listing(manifest: Manifest, problem: str | None = None) -> PluginListing:
+def _listing(
+    manifest: Manifest, problem: str | None = None, *, claims: Sequence[Claim] = ()
+) -> PluginListing:
     provides = tuple(
         Provided(entry.interface, entry.name, entry.summary) for entry in manifest.provides
     )
-    return _of(manifest.origin, provides, problem or _unmet(manifest))
+    listing = _of(manifest.origin, provides, problem or _unmet(manifest))
+    own = [f"{one}; fix: {one.fix}" for one in claims if manifest.origin in one.origins]
+    return msgspec.structs.replace(listing, claims=tuple(own))
 
 
 def _broken(origin: Origin, problem: str) -> PluginListing:

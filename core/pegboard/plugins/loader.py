@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
@@ -24,8 +25,11 @@ from pegboard.errors import (
 from pegboard.plugins import hookspecs
 from pegboard.plugins.composition import Part
 from pegboard.plugins.contracts import CONTRACTS
+from pegboard.plugins.guard import guarded
 from pegboard.plugins.manifest import SINGLE_FILE, Dotted, Manifest, Origin
 from pegboard.plugins.registry import FactoryKey, Registry, validate_options
+
+_logger = logging.getLogger(__name__)
 
 
 def load_plugins(manifests: Iterable[Manifest]) -> Registry:
@@ -37,9 +41,8 @@ def load_plugins(manifests: Iterable[Manifest]) -> Registry:
     """
     factories: dict[FactoryKey, Callable[..., Any]] = {}
     for manifest in manifests:
-        plugin = manifest.origin.plugin
         for (interface, name), factory in _register(manifest).items():
-            factories[plugin, interface, name] = factory
+            factories[manifest.origin, interface, name] = factory
     return Registry(factories)
 
 
@@ -49,24 +52,12 @@ def import_plugin(origin: Origin) -> ModuleType:
     Raises:
         PluginImportFailed: its import raised.
     """
-    try:
+    if not origin.builtin and origin.module not in sys.modules:
+        _logger.info("importing plugin %r (%s)", origin.plugin, origin)
+    with guarded(PluginImportFailed, origin, "import", passes=()):
         if origin.distribution == SINGLE_FILE:
             return _import_file(origin)
         return importlib.import_module(origin.module)
-    except (Exception, SystemExit) as problem:  # a module that calls sys.exit has failed too
-        raise PluginImportFailed(
-            origin.plugin,
-            f"import failed: {type(problem).__name__}: {problem}",
-            origin=str(origin),
-            fix=f"{_program(origin)} shows the whole traceback",
-        ) from problem
-
-
-def _program(origin: Origin) -> str:
-    """A command that does nothing but import the plugin."""
-    if origin.distribution == SINGLE_FILE:
-        return f"python {origin.path}"
-    return f"python -c 'import {origin.module}'"
 
 
 def resolve_dotted(dotted: Dotted, origin: Origin) -> Any:
@@ -76,18 +67,10 @@ def resolve_dotted(dotted: Dotted, origin: Origin) -> Any:
         PluginImportFailed: the module cannot be imported or has no such name.
     """
     module_name, _, name = dotted.partition(":")
-    try:
+    doing = f"its manifest names {dotted!r}, and that"
+    with guarded(PluginImportFailed, origin, doing, passes=(PluginImportFailed,)):
         module = importlib.import_module(module_name) if module_name else import_plugin(origin)
         return getattr(module, name)
-    except PluginImportFailed:
-        raise
-    except (Exception, SystemExit) as problem:
-        raise PluginImportFailed(
-            origin.plugin,
-            f"its manifest names {dotted!r}: {type(problem).__name__}: {problem}",
-            origin=str(origin),
-            fix=origin.remedy,
-        ) from problem
 
 
 def resolve_model(dotted: Dotted, origin: Origin) -> type[BaseModel]:
@@ -139,12 +122,14 @@ def _register(manifest: Manifest) -> dict[tuple[str, str], Callable[..., Any]]:
     origin = manifest.origin
     hooks = pluggy.PluginManager("pegboard")
     hooks.add_hookspecs(hookspecs)
-    try:
-        hooks.register(import_plugin(origin), name=origin.plugin)
-    except pluggy.PluginValidationError as problem:
-        raise HookSignatureWrong(
-            origin.plugin, str(problem), origin=str(origin), allowed="hooks take no arguments"
-        ) from problem
+    module = import_plugin(origin)
+    with guarded(HookSignatureWrong, origin, "registering its hooks"):
+        try:
+            hooks.register(module, name=origin.plugin)
+        except pluggy.PluginValidationError as problem:
+            raise HookSignatureWrong(
+                origin.plugin, str(problem), origin=str(origin), allowed="hooks take no arguments"
+            ) from problem
     try:
         hooks.check_pending()
     except pluggy.PluginValidationError as problem:
@@ -156,38 +141,37 @@ def _register(manifest: Manifest) -> dict[tuple[str, str], Callable[..., Any]]:
         ) from problem
     factories: dict[tuple[str, str], Callable[..., Any]] = {}
     for interface, contract in CONTRACTS.items():
-        for provided in _called(getattr(hooks.hook, contract.hook), origin):
-            if not isinstance(provided, Mapping):
-                raise ManifestHookMismatch(
-                    origin.plugin,
-                    f"{contract.hook} returned a {type(provided).__name__}",
-                    origin=str(origin),
-                    allowed="a mapping of names to factories",
-                )
-            odd = [name for name in provided if not isinstance(name, str)]
-            if odd:
-                raise ManifestHookMismatch(
-                    origin.plugin,
-                    f"{contract.hook} returned a mapping of {shown(odd[0])}",
-                    origin=str(origin),
-                    allowed="a mapping of names to factories",
-                )
-            factories |= {(interface, name): factory for name, factory in provided.items()}
+        hook = getattr(hooks.hook, contract.hook)
+        if not hook.get_hookimpls():
+            continue
+        with guarded(FactoryFailed, origin, f"its hook {contract.hook}"):
+            for provided in hook():
+                checked = _factories(provided, contract.hook, origin)
+                factories |= {(interface, name): make for name, make in checked.items()}
     _compare(manifest, set(factories))
     return factories
 
 
-def _called(hook: Callable[[], list[Any]], origin: Origin) -> list[Any]:
-    """What the plugin's implementation of a hook returned, if it has one."""
-    try:
-        return hook()
-    except (Exception, SystemExit) as problem:
-        raise FactoryFailed(
+def _factories(provided: object, hook: str, origin: Origin) -> Mapping[str, Callable[..., Any]]:
+    """What a hook returned, if it is a mapping of names to factories."""
+    wrong = ""
+    if not isinstance(provided, Mapping):
+        wrong = f"a {type(provided).__name__}"
+    else:
+        for name, factory in provided.items():
+            if not isinstance(name, str):
+                wrong = f"a mapping of {shown(name)}"
+            elif not callable(factory):
+                wrong = f"for {name!r} {shown(factory)}"
+    if wrong:
+        raise ManifestHookMismatch(
             origin.plugin,
-            f"one of its hooks failed: {type(problem).__name__}: {problem}",
+            f"{hook} returned {wrong}",
             origin=str(origin),
-            fix=origin.remedy,
-        ) from problem
+            allowed="a mapping of names to factories",
+        )
+    assert isinstance(provided, Mapping)
+    return provided
 
 
 def _compare(manifest: Manifest, hooked: set[tuple[str, str]]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from pegboard.errors import InterfaceVersionRefused, ManifestInvalid
 from pegboard.plugins.contracts import CONTRACTS
+from pegboard.plugins.manifest_text import ManifestTextInvalid, parse_toml
 
 OBJECT = "object"
 """The distribution of a part that stands for an object given in Python."""
@@ -17,8 +17,15 @@ OBJECT = "object"
 SINGLE_FILE = "file"
 """The distribution of a plugin in a single file; its manifest alone says its name."""
 
-Dotted = str
+Dotted = Annotated[str, msgspec.Meta(pattern=r"^[\w.]*:\w+$")]
 """`package.module:name`; `:name` is in the plugin's own module."""
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[^\s]{1,100}$")]
+"""Configs, metrics and logs say it."""
+
+Line = Annotated[str, msgspec.Meta(pattern=r"^[^\r\n]{0,500}$")]
+
+Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +48,11 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}".strip() + f", {self.path}"
+
+    @property
+    def owner(self) -> str:
+        """Who answers for it: its distribution, or a single file's path."""
+        return self.path if self.distribution == SINGLE_FILE else self.distribution
 
     @property
     def remedy(self) -> str:
@@ -123,12 +135,12 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     interface: str
     version: int
-    name: str
-    summary: str
+    name: Name
+    summary: Line
     options: Dotted | None = None
     requires: Requires = Requires()
     promises: tuple[str, ...] = ()
-    priority: int = 0
+    priority: Priority = 0
     estimate: Dotted | None = None
     files: tuple[str, ...] = ()
     describe: Dotted | None = None
@@ -149,8 +161,8 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    summary: str = ""
+    name: Name
+    summary: Line = ""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,8 +196,8 @@ def parse_manifest(text: str, origin: Origin) -> Manifest:
         InterfaceVersionRefused: an entry was written for a version that this core does not accept.
     """
     try:
-        raw = msgspec.convert(tomllib.loads(text), _File)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as problem:
+        raw = msgspec.convert(parse_toml(text), _File)
+    except (ManifestTextInvalid, msgspec.ValidationError) as problem:
         raise ManifestInvalid(
             origin.plugin,
             f"invalid manifest: {problem}",
@@ -203,6 +215,12 @@ def parse_manifest(text: str, origin: Origin) -> Manifest:
         )
     for entry in raw.provides:
         check_entry(entry, origin)
+    things = [f"{entry.interface} {entry.name!r}" for entry in raw.provides]
+    twice = next((thing for thing in things if things.count(thing) > 1), None)
+    if twice is not None:
+        raise ManifestInvalid(
+            origin.plugin, f"provides {twice} twice", origin=str(origin), fix=origin.remedy
+        )
     return Manifest(origin=origin, provides=raw.provides)
 
 
@@ -210,7 +228,7 @@ def entry_of(manifest: Any, origin: Origin) -> Provides:
     """The entry of an object's class attribute `manifest`, a mapping in the schema of `provides`."""
     try:
         entry = msgspec.convert(manifest, Provides)
-    except msgspec.ValidationError as problem:
+    except (msgspec.ValidationError, RecursionError) as problem:
         raise ManifestInvalid(
             origin.plugin,
             f"invalid manifest: {problem}",
@@ -227,6 +245,13 @@ def check_entry(entry: Provides, origin: Origin) -> None:
     Raises:
         ManifestInvalid, InterfaceVersionRefused: as `parse_manifest`.
     """
+    if not entry.name.isprintable():
+        raise ManifestInvalid(
+            origin.plugin,
+            f"provides {entry.name!r}, a name with characters that are not printable",
+            origin=str(origin),
+            fix=origin.remedy,
+        )
     contract = CONTRACTS.get(entry.interface)
     if contract is None:
         raise ManifestInvalid(

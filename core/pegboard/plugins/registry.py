@@ -11,14 +11,15 @@ from pydantic import BaseModel, ValidationError
 from pegboard.errors import (
     FactoryFailed,
     InterfaceNotSatisfied,
+    ManifestFunctionFailed,
     OptionsInvalid,
-    UserError,
 )
 from pegboard.plugins.composition import Part
 from pegboard.plugins.contracts import CONTRACTS
+from pegboard.plugins.guard import guarded
 from pegboard.plugins.manifest import Origin
 
-FactoryKey = tuple[str, str, str]
+FactoryKey = tuple[Origin, str, str]
 """Plugin, interface, name: two plugins may provide one name, and only one of them was chosen."""
 
 
@@ -31,37 +32,35 @@ class Registry:
     def factory(self, part: Part) -> Callable[..., Any]:
         """The part's factory, as its plugin registered it."""
         entry = part.entry
-        return self._factories[part.origin.plugin, entry.interface, entry.name]
+        return self._factories[part.origin, entry.interface, entry.name]
 
     def build(self, part: Part, context: object, options: BaseModel | None = None) -> Any:
-        """An object of the part's factory.
+        """An object of the part's factory; see `make_part`."""
+        return make_part(self.factory(part), part, context, options)
 
-        Args:
-            part: whose factory.
-            context: the interface's context.
-            options: validated options, when the manifest entry names a model for them.
 
-        Raises:
-            FactoryFailed: the factory raised something that is not a user's mistake.
-            InterfaceNotSatisfied: its product does not implement the interface.
-        """
-        entry, origin = part.entry, part.origin
-        factory = self.factory(part)
-        arguments = (context,) if options is None else (context, options)
-        try:
-            product = factory(*arguments)
-        except UserError:
-            raise
-        except (Exception, SystemExit) as problem:  # a factory that calls sys.exit has failed too
-            raise FactoryFailed(
-                origin.plugin,
-                f"making {entry.interface} {entry.name!r} failed:"
-                f" {type(problem).__name__}: {problem}",
-                origin=str(origin),
-                fix=origin.remedy,
-            ) from problem
+def make_part(
+    factory: Callable[..., Any], part: Part, context: object, options: BaseModel | None = None
+) -> Any:
+    """An object that a factory makes.
+
+    Args:
+        factory: the part's.
+        part: what is made.
+        context: the interface's context.
+        options: validated options, when the manifest entry names a model for them.
+
+    Raises:
+        UserError: raised by the factory, about what it was given.
+        FactoryFailed: the factory raised anything else.
+        InterfaceNotSatisfied: its product does not implement the interface.
+    """
+    entry, origin = part.entry, part.origin
+    arguments = (context,) if options is None else (context, options)
+    with guarded(FactoryFailed, origin, f"making {entry.interface} {entry.name!r}"):
+        product = factory(*arguments)
         check_product(product, entry.interface, entry.name, origin)
-        return product
+    return product
 
 
 def check_product(product: object, interface: str, name: str, origin: Origin) -> None:
@@ -102,7 +101,13 @@ def validate_options(part: Part, model: type[BaseModel] | None) -> BaseModel | N
     try:
         # An option that would be ignored is a mistake, whatever the model thinks of it.
         takes_any = model.model_config.get("extra") == "allow"
-        return model.model_validate(part.options, extra=None if takes_any else "forbid")
+        with guarded(
+            ManifestFunctionFailed,
+            part.origin,
+            f"{part.path}: its options model {part.entry.options!r}",
+            passes=(ValidationError,),
+        ):
+            return model.model_validate(part.options, extra=None if takes_any else "forbid")
     except ValidationError as problem:
         lines = [
             ".".join((part.path, *map(str, error["loc"])))

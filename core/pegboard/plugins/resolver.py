@@ -353,8 +353,8 @@ def _num_speculative_tokens(config: Config, drafter: Part) -> int:
 
 
 def _manifests(catalog: Catalog, parts: Sequence[Part]) -> tuple[Manifest, ...]:
-    plugins = sorted({part.origin.plugin for part in parts if part.origin.distribution != OBJECT})
-    return tuple(catalog.manifest(plugin) for plugin in plugins)
+    origins = {part.origin for part in parts if part.origin.distribution != OBJECT}
+    return tuple(catalog.manifest(origin) for origin in sorted(origins, key=str))
 
 
 def _once(refusals: Sequence[Refusal]) -> list[Refusal]:

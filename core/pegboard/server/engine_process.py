@@ -155,6 +155,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         _serve(channel)
     except UserError as error:
+        if os.environ.get("PEGBOARD_RAISE") == "1":
+            logger.exception("the engine cannot start")
         channel.send(Failed(str(error), mistake=True))
         return 2
     except BaseException as error:

@@ -78,7 +78,9 @@ def write_plugin(folder: Path, interface: str, hook: str) -> Path:
 def test_factories_reach_the_registry(tmp_path: Path, hook: str, interface: str) -> None:
     file = write_plugin(tmp_path, interface, hook)
     catalog = discover(load=[str(file)])
-    registry = load_plugins([catalog.manifest("mine")])
+    registry = load_plugins(
+        [manifest for manifest in catalog.manifests if manifest.origin.plugin == "mine"]
+    )
     (offer,) = (o for o in catalog.offers(interface) if o.entry.name == "mine")
     factory = registry.factory(Part(origin=offer.origin, entry=offer.entry))
     assert factory("a context") == ("made of", "a context")
@@ -90,4 +92,6 @@ def test_a_hook_of_another_interface_is_refused(tmp_path: Path, hook: str, inter
     file = write_plugin(tmp_path, interface, other)
     catalog = discover(load=[str(file)])
     with pytest.raises(ManifestHookMismatch, match=re.escape(f"{interface} 'mine'")):
-        load_plugins([catalog.manifest("mine")])
+        load_plugins(
+            [manifest for manifest in catalog.manifests if manifest.origin.plugin == "mine"]
+        )

@@ -1,0 +1,31 @@
+"""What commands print of plugins, checkpoints and other files: with nothing in it that a terminal obeys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import typer
+
+from pegboard.errors import printable
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Prints lines on standard output."""
+    for line in lines:
+        typer.echo(printable(line))
+
+
+def print_json(value: Any) -> None:
+    """Prints a value as JSON on standard output."""
+    text = msgspec.json.format(msgspec.json.encode(value)).decode()
+    typer.echo(
+        "".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text)
+    )
+
+
+def _escaped(char: str) -> str:
+    """As JSON writes a character in a text."""
+    units = char.encode("utf-16-be")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))

@@ -1,0 +1,107 @@
+"""What several plugins claim: the name of an entry point, a name of an interface, or with equal priority
+to be taken by `auto`. None of them wins by standing first: only `plugins.replace` settles it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from pegboard.errors import DuplicateName
+from pegboard.plugins.discovery import PLUGIN, Catalog, Offer
+from pegboard.plugins.manifest import Origin
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Several plugins' claim to one thing.
+
+    Attributes:
+        key: as `plugins.replace` has it: `plugin.name`, `interface.name`, or `interface` alone.
+        thing: what is claimed, in words.
+        origins: by whom.
+    """
+
+    key: str
+    thing: str
+    origins: tuple[Origin, ...]
+
+    def __str__(self) -> str:
+        claimants = ", and by ".join(f"{one.plugin} ({one})" for one in self.origins)
+        return f"{self.thing} is provided by several plugins: by {claimants}"
+
+    @property
+    def fix(self) -> str:
+        """What the config has to say."""
+        names = [one.plugin for one in self.origins]
+        if len(set(names)) < len(names):
+            names = [one.distribution for one in self.origins]
+        return "plugins.replace: " + " or ".join(f"{{{self.key}: {name}}}" for name in names)
+
+    def error(self, key: str, *, fix: str = "") -> DuplicateName:
+        """As an error about a key of the config."""
+        return DuplicateName(self.origins[0].plugin, str(self), key=key, fix=fix or self.fix)
+
+
+def claims_of(catalog: Catalog) -> list[Claim]:
+    """What is claimed twice among all that is installed, whether or not anything uses it."""
+    plugins = dict.fromkeys(manifest.origin.plugin for manifest in catalog.manifests)
+    found = [claim for name in plugins if (claim := _of_plugin(catalog, name)) is not None]
+    for interface in dict.fromkeys(e.interface for m in catalog.manifests for e in m.provides):
+        offers = catalog.offers(interface)
+        for _, same in groupby(offers, key=lambda offer: offer.entry.name):
+            claim = _of_name(list(same))
+            # Where the plugins' own names are the same, that is said already.
+            if claim is not None and len({one.plugin for one in claim.origins}) > 1:
+                found.append(claim)
+    return found
+
+
+def sole(catalog: Catalog, offers: Sequence[Offer]) -> Offer | Claim:
+    """The one offer of a name, or the claims to it.
+
+    Args:
+        catalog: what is installed.
+        offers: all of one interface and name; at least one.
+    """
+    return _of_plugin(catalog, offers[0].origin.plugin) or _of_name(offers) or offers[0]
+
+
+def foremost(catalog: Catalog, fitting: Sequence[Offer]) -> Offer | Claim:
+    """The offer of the highest priority, or the equal claims to be it.
+
+    Args:
+        catalog: what is installed.
+        fitting: offers of one interface, of which `auto` may take any; at least one.
+    """
+    interface = fitting[0].entry.interface
+    top = max(offer.entry.priority for offer in fitting)
+    equal = [offer for offer in fitting if offer.entry.priority == top]
+    preferred = catalog.settled.get(interface)
+    equal = [offer for offer in equal if offer.origin == preferred] or equal
+    first = equal[0]
+    same_name = [offer for offer in fitting if offer.entry.name == first.entry.name]
+    chosen = sole(catalog, same_name)
+    if isinstance(chosen, Claim):
+        return chosen
+    rivals = [offer for offer in equal if offer.origin.owner != first.origin.owner]
+    if not rivals:
+        return chosen
+    named = ", ".join(repr(name) for name in dict.fromkeys(o.entry.name for o in (first, *rivals)))
+    origins = tuple(dict.fromkeys(offer.origin for offer in (first, *rivals)))
+    return Claim(interface, f"what auto takes, with priority {top} each ({named}),", origins)
+
+
+def _of_plugin(catalog: Catalog, name: str) -> Claim | None:
+    origins = tuple(m.origin for m in catalog.manifests if m.origin.plugin == name)
+    if len(origins) < 2:
+        return None
+    return Claim(f"{PLUGIN}.{name}", f"a plugin {name!r}", origins)
+
+
+def _of_name(offers: Sequence[Offer]) -> Claim | None:
+    origins = tuple(dict.fromkeys(offer.origin for offer in offers))
+    if len(origins) < 2:
+        return None
+    entry = offers[0].entry
+    return Claim(f"{entry.interface}.{entry.name}", f"{entry.interface} {entry.name!r}", origins)
