@@ -147,21 +147,58 @@ class PluginsConfig(Section):
 
 
 class LimitsConfig(Section):
-    """What a client of the server may ask for.
+    """What a client of the server may ask for. Each limit holds for one request; what is over one is
+    refused before it costs anything, by an answer that names the setting.
 
     Attributes:
-        body: most bytes of a request's body.
-        prompts: most prompts a request.
+        body: most bytes of a body.
+        values: most JSON values in it, at any depth.
+        keys: most keys of its objects, at any depth.
+        depth: most objects and lists inside one another.
+        prompts: most prompts.
         n: most sequences a prompt.
-        stop: most stop texts a request.
-        queue: most requests that wait.
+        sequences: most sequences, prompts times n.
+        messages: most messages of a chat.
+        parts: most parts of a message's content.
+        bytes_per_token: most bytes of a prompt or a chat for each token of the context. A text with
+            more is not tokenized to learn whether it fits: hardly any does.
+        name: most characters of a model, a user, a salt, or another text by which things are told apart.
+        metadata: most entries of `metadata`.
+        metadata_characters: most characters in all of them.
+        stop: most stop texts.
+        stop_characters: most characters of all stop texts.
+        stop_token_ids: most ids that end a sequence.
+        logit_bias: most biased ids.
+        processors: most bytes, as JSON, of the parameters of logits processors.
+        queue: most sequences that wait, of all requests.
+        queue_tokens: most tokens of the prompts of all sequences that wait. `auto`: four times what can
+            run at once, and no less than 2**20.
     """
 
     body: Size = 8 * 2**20
+    values: Count = 2**18
+    keys: Count = 2**15
+    depth: Count = 64
     prompts: Count = 128
     n: Count = 128
-    stop: Count = 4
-    queue: Count = 1024
+    sequences: Count = 512
+    messages: Count = 2048
+    parts: Count = 256
+    bytes_per_token: Count = 16
+    name: Count = 256
+    metadata: Count = 16
+    metadata_characters: Count = 16 * (64 + 512)
+    stop: Count = 16
+    stop_characters: Count = 8192
+    stop_token_ids: Count = 1024
+    logit_bias: Count = 1024
+    processors: Size = 16 * 2**10
+    queue: Count = 4096
+    queue_tokens: AutoCount = "auto"
+
+    def allowed(self, setting: str) -> str:
+        """What a refusal says of a limit that was passed."""
+        return f"at most {getattr(self, setting)} (server.limits.{setting})"
 
 
 class ServerConfig(Section):

@@ -88,11 +88,13 @@ class Tokenizer:
         """
         by_file = special and self._add_bos is None
         try:
-            ids: list[int] = self._library.encode(text, add_special_tokens=by_file).ids
+            # Other threads run meanwhile, which `encode` does not let them.
+            (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=by_file)
         except TypeError as error:  # the library's word for text that UTF-8 cannot hold
             raise RequestError(
                 None, "the text holds half of a surrogate pair", allowed="valid Unicode"
             ) from error
+        ids: list[int] = encoding.ids
         if special and self._add_bos and self._bos_id is not None and ids[:1] != [self._bos_id]:
             ids.insert(0, self._bos_id)
         return ids

@@ -32,7 +32,7 @@ def test_defaults_are_those_of_the_documented_schema() -> None:
     assert (config.revision, config.seed, config.server.api_keys) == (None, None, None)
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
     limits = config.server.limits
-    assert (limits.body, limits.prompts, limits.n, limits.stop) == (8 * 1024**2, 128, 128, 4)
+    assert (limits.body, limits.prompts, limits.n, limits.stop) == (8 * 1024**2, 128, 128, 16)
 
 
 def test_an_interface_takes_a_name_or_a_name_with_options() -> None:

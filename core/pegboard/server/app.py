@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal
@@ -16,13 +16,15 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from pegboard.config import ServerConfig
 from pegboard.engine.breaker import CutOff
+from pegboard.errors import RequestError
+from pegboard.request import Request as EngineRequest
 from pegboard.server.call import Call
 from pegboard.server.caller import caller
 from pegboard.server.chat import chat_call, chat_chunks, chat_reply
 from pegboard.server.completions import completion_call, completion_chunks, completion_reply
 from pegboard.server.engine_client import EngineClient
 from pegboard.server.failures import RETRY_AFTER, ApiError, install_handlers
-from pegboard.server.json_body import JsonRoute
+from pegboard.server.json_body import BodyReader, JsonRoute
 from pegboard.server.middleware import CountRequests, HttpMetrics, LimitBody, RequireKey
 from pegboard.server.protocol import ChatBody, CompletionBody
 from pegboard.server.replies import Chunk, ModelCard, ModelList
@@ -30,6 +32,7 @@ from pegboard.server.served_model import ServedModel, TokenTexts
 from pegboard.server.stream import ClientGone, EventStream, while_connected
 from pegboard.server.submission import Submission
 from pegboard.server.tokenizing import DetokenizeBody, TokenizeBody, detokenize, tokenize
+from pegboard.server.waiting import num_sequences, num_tokens
 
 State = Literal["loading", "ready", "draining", "dead"]
 
@@ -38,6 +41,9 @@ Chunks = Callable[[Call, Submission, TokenTexts], AsyncIterator[Chunk]]
 
 BODIES_TOGETHER = 32
 """So many of the largest bodies may be in memory at a time."""
+
+MIN_WAITING_TOKENS = 2**20
+"""So many may wait unless the operator says otherwise, however little can run."""
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -48,6 +54,7 @@ class Service:
 
     Attributes:
         api_keys: any of them lets a client in; none: everybody may.
+        max_num_seqs: most sequences that the engine runs at once.
         draining: no new requests are taken, open ones may finish.
     """
 
@@ -55,6 +62,7 @@ class Service:
     api_keys: tuple[str, ...]
     model: ServedModel
     engine: EngineClient
+    max_num_seqs: int
     draining: bool = False
     texts: TokenTexts = field(init=False)
     _num_preparing: int = 0
@@ -88,7 +96,7 @@ class Service:
             ApiError: 503, none can be taken now.
         """
         self.check_ready()
-        self._check_queue(1)
+        self._check_queue(())
         self._num_preparing += 1
         try:
             yield
@@ -118,19 +126,46 @@ class Service:
     def _submit(self, call: Call) -> Submission:
         # The state may have changed while the prompts were tokenized.
         self.check_ready()
-        self._check_queue(len(call.requests))
+        self._check_queue(call.requests)
         return self.engine.submit(call.requests)
 
-    def _check_queue(self, num_requests: int) -> None:
-        waiting = self.engine.num_queued + self._num_preparing
-        if waiting + num_requests > self.config.limits.queue:
-            raise ApiError(503, "too many requests are waiting", headers=RETRY_AFTER)
+    def _check_queue(self, requests: Sequence[EngineRequest]) -> None:
+        """Raises ApiError 503 when others wait, and requests cannot wait beside them; RequestError when
+        they never can."""
+        waiting, added = self.engine.waiting, num_tokens(requests)
+        if added > self.max_waiting_tokens:
+            raise RequestError(
+                "prompt",
+                f"{added} tokens of {num_sequences(requests)} sequences",
+                allowed=f"at most {self.max_waiting_tokens} (server.limits.queue_tokens)",
+            )
+        # A request that is being prepared waits, too.
+        waits = waiting.num_sequences + self._num_preparing + (num_sequences(requests) or 1)
+        if waits > self.config.limits.queue:
+            raise _queue_is_full("sequences", "queue")
+        if waiting.num_tokens + added > self.max_waiting_tokens:
+            raise _queue_is_full("tokens", "queue_tokens")
+
+    @property
+    def max_waiting_tokens(self) -> int:
+        """Most tokens of the prompts of waiting sequences."""
+        limit = self.config.limits.queue_tokens
+        if limit != "auto":
+            return limit
+        return max(4 * self.max_num_seqs * self.model.max_model_len, MIN_WAITING_TOKENS)
+
+
+def _queue_is_full(what: str, setting: str) -> ApiError:
+    return ApiError(
+        503, f"too many {what} are waiting (server.limits.{setting})", headers=RETRY_AFTER
+    )
 
 
 def create_app(service: Service) -> FastAPI:
     """The application that serves a service."""
     app = FastAPI(title="Pegboard", version=version("pegboard"), docs_url=None, redoc_url=None)
     app.router.route_class = JsonRoute
+    app.state.bodies = BodyReader(service.config.limits)
     registry = CollectorRegistry()
     _add_openai_routes(app, service)
     _add_tokenizer_routes(app, service)

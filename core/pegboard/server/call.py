@@ -94,8 +94,7 @@ def make_call(
         )
         for position, prompt in enumerate(prompts)
     )
-    for request in requests:
-        request.check()
+    requests[0].check()  # they differ in their prompts alone, which have been checked
     return Call(
         call_id=call_id,
         created=int(time.time()),
@@ -113,17 +112,16 @@ def make_call(
 
 def check_limits(limits: LimitsConfig, params: SamplingParams, num_prompts: int) -> None:
     """Raises RequestError naming a field that asks for more than the operator allows."""
-    for param, number, limit in (
-        ("prompt", num_prompts, min(limits.prompts, limits.queue)),
-        ("n", params.n, limits.n),
-        ("stop", len(params.stop), limits.stop),
-    ):
-        if number > limit:
-            raise RequestError(param, f"{number} of them", allowed=f"at most {limit}")
-    if params.n * num_prompts > limits.queue:
-        raise RequestError(
-            "n", f"{params.n} for each of {num_prompts} prompts", allowed=f"{limits.queue} in all"
-        )
+    if params.n > limits.n:
+        raise RequestError("n", f"{params.n}", allowed=limits.allowed("n"))
+    num_sequences = params.n * num_prompts
+    for setting in ("sequences", "queue"):
+        if num_sequences > getattr(limits, setting):
+            raise RequestError(
+                "n",
+                f"{num_sequences} sequences, {params.n} for each of {num_prompts} prompts",
+                allowed=limits.allowed(setting),
+            )
 
 
 class Tally:

@@ -37,9 +37,10 @@ async def completion_call(
     model.check_params(params)
     for prompt in body.prompts:
         model.check_prompt(prompt)
-    prompts = [await model.encode(prompt) for prompt in body.prompts]
-    for token_ids in prompts:
-        model.check_length("prompt", len(token_ids), params.max_tokens)
+    prompts = []
+    for prompt in body.prompts:
+        prompts.append(await model.encode(prompt))
+        model.check_length("prompt", len(prompts[-1]), params.max_tokens)
     echo = None
     if body.echo:
         texts = zip(body.prompts, prompts, strict=True)

@@ -38,6 +38,7 @@ from pegboard.server.messages import (
     encode,
 )
 from pegboard.server.submission import Submission
+from pegboard.server.waiting import Waiting
 
 STOP_S = 10.0
 """How long the engine's process may take to close before it is killed."""
@@ -53,6 +54,7 @@ class EngineClient:
         facts: what the engine said when it was ready; None until then.
         metrics: its last metrics text, and `metrics_time` (monotonic seconds) when that came.
         cut_off: plugins that it did without then.
+        waiting: sequences that have not brought a token yet.
     """
 
     def __init__(self, start: Start, command: Sequence[str] = ()) -> None:
@@ -78,7 +80,7 @@ class EngineClient:
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
         self._submissions: dict[str, Submission] = {}
-        self._queued: set[str] = set()
+        self.waiting = Waiting()
         self._resets: deque[asyncio.Future[None]] = deque()
         self._process: Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -95,11 +97,6 @@ class EngineClient:
     def num_open(self) -> int:
         """Requests that have not finished."""
         return len(self._submissions)
-
-    @property
-    def num_queued(self) -> int:
-        """Requests that have not brought a token yet."""
-        return len(self._queued)
 
     async def start(self) -> Ready:
         """Spawns the process and waits until it takes requests.
@@ -144,7 +141,7 @@ class EngineClient:
         submission = Submission(requests, self._close)
         for request in requests:
             self._submissions[request.request_id] = submission
-            self._queued.add(request.request_id)
+            self.waiting.add(request)
         self._send(Add(tuple(requests)))
         return submission
 
@@ -221,7 +218,7 @@ class EngineClient:
     def _deliver(self, message: Deltas) -> None:
         for delta in message.deltas:
             if submission := self._submissions.get(delta.request_id):
-                self._queued.discard(delta.request_id)
+                self.waiting.begin(delta)
                 submission.push(delta)
 
     def _refuse(self, message: Refused) -> None:
@@ -244,7 +241,7 @@ class EngineClient:
     def _forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._submissions.pop(request_id, None)
-            self._queued.discard(request_id)
+            self.waiting.forget(request_id)
 
     async def _watch(self, process: Process) -> None:
         status = await process.wait()

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from pegboard.errors import EngineDied, EngineError, RequestError, UserError
+
+NO_OBJECT = "the body must be a JSON object, sent as content-type application/json"
 
 MAX_MISTAKES = 10
 MAX_SHOWN = 200
@@ -97,21 +98,17 @@ def install_handlers(app: FastAPI) -> None:
     async def answer(_request: Request, error: Exception) -> Response:
         return as_api_error(error).response()
 
-    async def answer_invalid(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return _invalid(error.errors()).response()
-
     async def answer_http(_request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
 
     for kind in (ApiError, UserError, EngineError, Exception):
         app.add_exception_handler(kind, answer)
-    app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(HTTPException, answer_http)
 
 
-def _invalid(mistakes: Sequence[Mapping[str, Any]]) -> ApiError:
+def invalid(mistakes: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The refusal of a body in which pydantic found mistakes; the first few of them are told."""
     known = [_mistake(mistake) for mistake in mistakes[:MAX_MISTAKES]]
     lines = [f"{param}: {text}" if param else text for param, text in known]
     if len(mistakes) > MAX_MISTAKES:
@@ -121,14 +118,15 @@ def _invalid(mistakes: Sequence[Mapping[str, Any]]) -> ApiError:
 
 def _mistake(mistake: Mapping[str, Any]) -> tuple[str, str]:
     """The field's dotted path, and what is wrong there."""
-    # The first part is where the value was found: the body, always.
-    path = ".".join(str(part)[:MAX_SHOWN] for part in mistake["loc"][1:])
+    path = ".".join(str(part)[:MAX_SHOWN] for part in mistake["loc"])
     match mistake["type"]:
         case "extra_forbidden":
             return path, "unknown field"
         case "missing":
             return path, "required"
-        case "model_attributes_type" if len(mistake["loc"]) == 1:
-            return "", "the body must be a JSON object, sent as content-type application/json"
+        case "over_limit":
+            return path, mistake["msg"]
+        case "model_type" if not path:
+            return "", NO_OBJECT
     message = str(mistake["msg"]).removeprefix("Value error, ")
     return path, f"{message}; got {reprlib.repr(mistake.get('input'))}"[:MAX_SHOWN]

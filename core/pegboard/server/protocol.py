@@ -21,13 +21,17 @@ from pydantic import (
 
 from pegboard.errors import RequestError
 from pegboard.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
+from pegboard.server.bounds import AtMost, BytesAtMost
 from pegboard.server.prompts import Prompts, read_prompts
 
-Harmless = Mapping[str, tuple[Any, ...]]
-"""Field to the values, beside null, that ask for nothing."""
+Name = Annotated[str, AtMost("name")]
+"""A text by which things are told apart; it is kept beside each request."""
 
-MAX_NAME = 256
-"""Most characters of a text by which requests are told apart; it is kept beside each of them."""
+MAX_ID_DIGITS = 20
+"""Digits of a token id as text: what has more is no id, and takes long to read as a number."""
+
+Harmless = Mapping[str, tuple[Any, ...]]
+"""Field to the values that ask for nothing."""
 
 _COMMON: Harmless = {
     "allowed_token_ids": (),
@@ -74,7 +78,7 @@ class StreamOptions(Body):
 
 
 class GenerationBody(Body):
-    """What both kinds of completion take. Null is the same as leaving a field out.
+    """What both kinds of completion take.
 
     Attributes:
         model: a served name.
@@ -93,14 +97,16 @@ class GenerationBody(Body):
 
     not_honoured: ClassVar[Harmless] = _COMMON
 
-    model: str | None = None
+    model: Name | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Annotated[str | None, Field(max_length=MAX_NAME)] = None
-    safety_identifier: str | None = None
-    metadata: dict[str, str] | None = None
-    prompt_cache_key: str | None = None
-    cache_salt: Annotated[str | None, Field(max_length=MAX_NAME)] = None
+    user: Name | None = None
+    safety_identifier: Name | None = None
+    metadata: Annotated[
+        dict[str, str] | None, Field(fail_fast=True), AtMost("metadata", "metadata_characters")
+    ] = None
+    prompt_cache_key: Name | None = None
+    cache_salt: Name | None = None
     prefix_cache: Literal["on", "read_only", "off"] | None = None
 
     max_tokens: int | None = None
@@ -111,16 +117,27 @@ class GenerationBody(Body):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, Field(fail_fast=True), AtMost("logit_bias")] = (
+        None
+    )
     seed: int | None = None
     n: int | None = None
-    stop: Annotated[list[str] | None, BeforeValidator(_one_or_more)] = None
-    stop_token_ids: Annotated[list[int] | None, Field(fail_fast=True)] = None
+    stop: Annotated[
+        list[str] | None,
+        Field(fail_fast=True),
+        AtMost("stop", "stop_characters"),
+        BeforeValidator(_one_or_more),
+    ] = None
+    stop_token_ids: Annotated[list[int] | None, Field(fail_fast=True), AtMost("stop_token_ids")] = (
+        None
+    )
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     prompt_logprobs: int | None = None
     priority: int | None = None
-    processors: dict[str, dict[str, Any]] | None = None
+    processors: Annotated[
+        dict[str, dict[str, Any]] | None, Field(fail_fast=True), BytesAtMost("processors")
+    ] = None
     return_token_ids: bool | None = None
 
     @model_validator(mode="before")
@@ -134,7 +151,7 @@ class GenerationBody(Body):
                 continue
             if name not in cls.not_honoured:
                 raise RequestError(name[:200], "unknown field", fix=_nearest(name, cls))
-            if value is not None and value not in cls.not_honoured[name]:
+            if value not in cls.not_honoured[name]:
                 raise RequestError(name, "not supported", fix="leave it out")
             del kept[name]
         return kept
@@ -247,8 +264,10 @@ class ChatMessage(Body):
     )
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart] | None, BeforeValidator(_parts)] = None
-    name: str | None = None
+    content: Annotated[
+        list[TextPart] | None, Field(fail_fast=True), AtMost("parts"), BeforeValidator(_parts)
+    ] = None
+    name: Name | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -256,13 +275,17 @@ class ChatMessage(Body):
         # Clients send an answer's message back as they got it, its empty fields included.
         if not isinstance(values, dict):
             return values
-        return {k: v for k, v in values.items() if k not in cls.not_honoured or v not in (None, [])}
+        return {k: v for k, v in values.items() if k not in cls.not_honoured or v != []}
 
     def for_template(self) -> dict[str, str]:
         """The message as chat templates read it."""
         text = "\n".join(part.text for part in self.content or ())
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": text} | ({"name": self.name} if self.name else {})
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True), AtMost("messages")]
+"""A conversation."""
 
 
 class ChatBody(GenerationBody):
@@ -297,7 +320,7 @@ class ChatBody(GenerationBody):
         "web_search_options": (),
     }
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
@@ -317,7 +340,7 @@ class ChatBody(GenerationBody):
 
 def _read_logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
     for key in bias:
-        if not (key.isascii() and key.isdigit()):
+        if not (key.isascii() and key.isdigit() and len(key) <= MAX_ID_DIGITS):
             raise RequestError("logit_bias", f"the key {key[:50]!r}", allowed="token ids as text")
     return {int(key): float(value) for key, value in bias.items()}
 

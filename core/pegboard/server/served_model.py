@@ -48,6 +48,7 @@ class ServedModel:
         fingerprint: of everything that decides its tokens.
         tokenizer: None: the checkpoint has none, and prompts are token ids.
         renderer: of its chat template; None: it has none.
+        bytes_per_token: most bytes of a text for each token of the context (a server's limit).
     """
 
     name: str
@@ -58,6 +59,7 @@ class ServedModel:
     fingerprint: str
     tokenizer: Tokenizer | None
     renderer: Renderer | None
+    bytes_per_token: int
 
     def check_name(self, name: str | None) -> None:
         """Raises ApiError 404 when a request asks for another model."""
@@ -82,6 +84,11 @@ class ServedModel:
                     param, f"token id {token_id}", allowed=f"0 to {self.vocab_size - 1}"
                 )
 
+    def check_num_ids(self, param: str, token_ids: Sequence[int]) -> None:
+        """Raises ApiError when there are more ids than the context holds."""
+        if len(token_ids) > self.max_model_len:
+            raise self._overflow(param, f"{len(token_ids)} were given; fix: send fewer at a time")
+
     def check_prompt(self, prompt: str | Sequence[int]) -> None:
         """Refuses what needs no tokenizing to be refused.
 
@@ -90,10 +97,10 @@ class ServedModel:
                 the text cannot fit, whatever its tokens.
         """
         if isinstance(prompt, str):
-            self._check_text("prompt", prompt)
+            self._check_texts("prompt", [prompt])
         else:
-            self.check_ids("prompt", prompt)
             self.check_length("prompt", len(prompt), None)
+            self.check_ids("prompt", prompt)
 
     async def encode(self, prompt: str | Sequence[int], *, special: bool = True) -> tuple[int, ...]:
         """The token ids of a prompt that has been checked. Raises RequestError without a tokenizer."""
@@ -122,8 +129,7 @@ class ServedModel:
                 "the checkpoint has none",
                 fix="start the server with --chat-template FILE, or use /v1/completions",
             )
-        for message in messages:
-            self._check_text("messages", message["content"])
+        self._check_texts("messages", [text for message in messages for text in message.values()])
         text = await self.renderer.render(
             messages, max_bytes=self._max_bytes, add_generation_prompt=add_generation_prompt
         )
@@ -160,16 +166,22 @@ class ServedModel:
 
     @property
     def _max_bytes(self) -> int:
-        """Bytes of UTF-8 that no text of the context's length exceeds."""
-        return self.max_model_len * self.need_tokenizer("prompt").max_token_bytes
+        """Most bytes of UTF-8 of a text that is tokenized."""
+        most = self.need_tokenizer("prompt").max_token_bytes
+        return self.max_model_len * min(most, self.bytes_per_token)
 
-    def _check_text(self, param: str, text: str) -> None:
+    def _check_texts(self, param: str, texts: Sequence[str]) -> None:
+        """Raises ApiError when the texts are together too long to be tokenized."""
         self.need_tokenizer(param)
         limit = self._max_bytes
         # A character has one to four bytes; most texts need no counting.
-        if 4 * len(text) > limit and len(text.encode(errors="replace")) > limit:
+        if 4 * sum(map(len, texts)) <= limit:
+            return
+        if sum(len(text.encode(errors="replace")) for text in texts) > limit:
             raise self._overflow(
-                param, f"the {param} has more bytes than so many tokens can; fix: shorten it"
+                param,
+                f"the {param} has more bytes than so many tokens have; allowed: {limit} "
+                f"(server.limits.bytes_per_token: {self.bytes_per_token}); fix: shorten it",
             )
 
     def _overflow(self, param: str, reason: str) -> ApiError:

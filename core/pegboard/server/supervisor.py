@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import signal
@@ -89,7 +90,13 @@ class _Supervisor:
             logger.info("stopped")
 
     async def _answer(self, starting: asyncio.Task[Ready]) -> int:
-        self._service = Service(self._config.server, self._api_keys, self._model, self._engine)
+        self._service = Service(
+            self._config.server,
+            self._api_keys,
+            self._model,
+            self._engine,
+            self._config.scheduler.max_num_seqs,
+        )
         self._http = _HttpServer(_uvicorn_config(self._service))
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         self._handle_signals(self._on_signal)
@@ -121,6 +128,9 @@ class _Supervisor:
         )
         if self._renderer is not None:
             self._renderer.start()
+        # What was loaded stays: collections that walked it would hold up the loop after large bodies.
+        gc.collect()
+        gc.freeze()
         logger.info("engine ready: pid=%d max_model_len=%d", facts.pid, facts.max_model_len)
         logger.info("Application startup complete.")
         logger.info("Uvicorn running on %s (Press CTRL+C to quit)", self._url())
@@ -209,6 +219,7 @@ def _served_model(
         fingerprint=_fingerprint(composition.digest),
         tokenizer=tokenizer,
         renderer=renderer,
+        bytes_per_token=prepared.config.server.limits.bytes_per_token,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from pegboard.errors import RequestError
-from pegboard.server.protocol import Body, ChatMessage
+from pegboard.server.protocol import Body, Messages, Name
 from pegboard.server.replies import Detokenized, Tokenized
 from pegboard.server.served_model import ServedModel
 
@@ -26,9 +26,9 @@ class TokenizeBody(Body):
         return_token_strs: answer with the tokens' texts, too.
     """
 
-    model: str | None = None
+    model: Name | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage] | None, Field(min_length=1, fail_fast=True)] = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
@@ -43,9 +43,9 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    """`POST /detokenize`: token ids."""
+    """`POST /detokenize`: token ids, no more than a prompt may have."""
 
-    model: str | None = None
+    model: Name | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
@@ -73,5 +73,6 @@ async def detokenize(body: DetokenizeBody, model: ServedModel) -> Detokenized:
     """Special tokens are shown. Raises UserError or ApiError when the model does not have the ids."""
     model.check_name(body.model)
     model.need_tokenizer("tokens")
+    model.check_num_ids("tokens", body.tokens)
     model.check_ids("tokens", body.tokens)
     return Detokenized(await asyncio.to_thread(model.decode, body.tokens, special=True))
