@@ -218,7 +218,7 @@ class Config(Section):
         model: a folder, a file, a hub id, or `pkg://package/file`.
         tokenizer: a folder or file to take the tokenizer from instead of the model's.
         revision: branch, tag or commit of a hub model.
-        chat_template: path of a jinja2 file to use instead of the model's.
+        chat_template: path of a jinja2 file to use instead of the model's; none: chats are refused.
         dtype: of activations and unquantized weights.
         threads: threads on a CPU.
         max_model_len: most tokens a sequence, prompt and output together.

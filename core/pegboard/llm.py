@@ -161,6 +161,8 @@ class Engine:
     def close(self) -> None:
         """Frees all memory. Idempotent."""
         self._core.close()
+        if self.tokenizer is not None:
+            self.tokenizer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -243,10 +245,8 @@ class LLM:
         """
         one = bool(conversations) and isinstance(conversations[0], Mapping)
         listed: Sequence[Any] = [conversations] if one else conversations
-        texts = [
-            self.tokenizer.render_chat([dict(message) for message in messages])
-            for messages in listed
-        ]
+        max_bytes = self.engine.prepared.composition.max_model_len * self.tokenizer.max_token_bytes
+        texts = [self.tokenizer.render_chat(messages, max_bytes=max_bytes) for messages in listed]
         ids = [self.tokenizer.encode(text, special=False) for text in texts]
         each = self._params(params, len(listed))
         return self._run(ids, texts, each, cache_salt, prefix_cache)

@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from pegboard.chat_template import ChatTemplate
+from pegboard.chat.renderer import MAX_BYTES, ChatRenderer
 from pegboard.errors import RequestError, TokenizerError
 from pegboard.interfaces.checkpoint import TokenizerFacts
 
@@ -41,10 +41,10 @@ def load_tokenizer(
             allowed="a tokenizer.json of the tokenizers library",
         ) from error
     source = facts.chat_template if chat_template is None else chat_template
-    template = None
+    chat = None
     if source is not None:
-        template = ChatTemplate(source, facts.special_tokens, where=where)
-    return Tokenizer(library, facts, template, where=where)
+        chat = ChatRenderer(source, facts.special_tokens, where=where)
+    return Tokenizer(library, facts, chat, where=where)
 
 
 class Tokenizer:
@@ -53,21 +53,21 @@ class Tokenizer:
     Attributes:
         vocab_size: ids that it knows, added tokens included; the model's vocabulary may be padded.
         eos_token_ids: the id of the text that the checkpoint calls `eos_token`, if it has one.
-        chat_template: of its conversations, if it has one.
+        chat: renders its conversations, in a process of its own; None: it has no chat template.
     """
 
     def __init__(
         self,
         library: tokenizers.Tokenizer,
         facts: TokenizerFacts,
-        template: ChatTemplate | None,
+        chat: ChatRenderer | None,
         *,
         where: str,
     ) -> None:
         library.no_truncation()
         library.no_padding()
         self._library = library
-        self.chat_template = template
+        self.chat = chat
         self._where = where
         self._add_bos = facts.add_bos
         self._bos_id = self._token_id(facts.special_tokens, "bos_token")
@@ -140,6 +140,7 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        max_bytes: int = MAX_BYTES,
     ) -> str:
         """The prompt of a conversation, by the chat template.
 
@@ -148,12 +149,13 @@ class Tokenizer:
                 is as good as absent.
             tools: JSON schemas of functions, for templates that know tools.
             add_generation_prompt: end with the beginning of the assistant's answer.
+            max_bytes: most bytes of UTF-8 that the prompt may have.
 
         Raises:
-            TokenizerError: the checkpoint has no chat template.
-            RequestError: the template refuses the messages.
+            TokenizerError: the checkpoint has no chat template, or one that cannot be used.
+            RequestError: the template refuses the messages, or takes too long or too much memory.
         """
-        if self.chat_template is None:
+        if self.chat is None:
             raise TokenizerError(
                 f"{self._where}: chat template",
                 "the checkpoint has none",
@@ -163,13 +165,21 @@ class Tokenizer:
             {key: value for key, value in message.items() if value is not None}
             for message in messages
         ]
-        return self.chat_template.render(
-            given, tools=tools, add_generation_prompt=add_generation_prompt
+        return self.chat.render(
+            given,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            max_bytes=max_bytes,
         )
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins."""
         return self.encode(self.render_chat(messages), special=False)
+
+    def close(self) -> None:
+        """Ends the process that renders conversations. Idempotent; another one starts it again."""
+        if self.chat is not None:
+            self.chat.close()
 
     def is_skipped(self, token_id: int) -> bool:
         """Whether `decode` leaves the token out."""

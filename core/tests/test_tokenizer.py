@@ -1,10 +1,10 @@
-"""Tokenizers and chat templates, against the libraries that they come from."""
+"""Tokenizers, against the library that they come from."""
 
 from __future__ import annotations
 
-import json
+from contextlib import closing
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import tokenizers
@@ -121,135 +121,21 @@ def test_a_checkpoint_without_tokenizer_says_what_to_do() -> None:
         load_tokenizer(TokenizerFacts(file=None), where="here")
 
 
-CHATML = (
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nBe helpful<|im_end|>\n' }}{% endif %}"
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-# What templates of the larger families do: blocks on lines of their own, tools as JSON, namespaces,
-# loop controls, `generation` marks, macros, filters.
-ELABORATE = """{{- bos_token }}
-{%- macro role(message) %}[{{ message.role | upper }}]{% endmacro %}
-{%- set ns = namespace(count=0, seen=[]) %}
-{%- if tools %}
-    {{- "Tools:\\n" }}
-    {%- for tool in tools %}
-        {{- tool | tojson(indent=2) }}
-        {{- "\\n" ~ (tool | tojson) }}
-    {%- endfor %}
-{%- endif %}
-{% for message in messages %}
-    {% if message.content is not defined %}
-        {% continue %}
-    {% endif %}
-    {%- set ns.count = ns.count + 1 %}
-    {%- if message.role == 'assistant' %}
-        {%- generation %}
-            {{- message.content.strip().split('</think>')[-1] }}
-        {%- endgeneration %}
-    {%- else %}
-{{ role(message) }} {{ message['content'] | trim | replace('<', '&') }} é
-    {%- endif %}
-    {% if ns.count > 8 %}{% break %}{% endif %}
-{% endfor %}
-{%- if add_generation_prompt %}{{ '[ASSISTANT]' }}{{ eos_token }}{% endif %}
-"""
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "wetter",
-            "description": "Wie's <draußen> ist & mehr",
-            "parameters": {"type": "object", "properties": {"ort": {"type": "string"}}},
-        },
-    }
-]
-CHATS: list[list[dict[str, Any]]] = [
-    [{"role": "user", "content": "Hi"}],
-    [
-        {"role": "system", "content": '  Be <brief> & "kind".  '},
-        {"role": "user", "content": "日本?\n\nline"},
-        {"role": "assistant", "content": "<think>hm</think>Yes. "},
-        {"role": "user", "content": ""},
-    ],
-    [
-        {"role": "user", "content": "Weather?"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
-        {"role": "tool", "content": json.dumps({"t": 20})},
-    ],
-]
-
-
-@pytest.mark.parametrize("add_generation_prompt", [True, False])
-@pytest.mark.parametrize("tools", [None, TOOLS], ids=["plain", "tools"])
-@pytest.mark.parametrize("template", [CHATML, ELABORATE], ids=["chatml", "elaborate"])
-def test_chats_render_as_in_transformers(
-    file: Path, template: str, tools: list[dict[str, Any]] | None, add_generation_prompt: bool
-) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    theirs: Any = PreTrainedTokenizerFast(tokenizer_file=str(file), **SPECIAL)  # type: ignore[no-untyped-call]
-    ours = _load(file, template)
-    chats = CHATS if template is ELABORATE else CHATS[:2]
-    for chat in chats:
-        expected = theirs.apply_chat_template(
-            chat,
-            tools=tools,
-            chat_template=template,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-        )
-        rendered = ours.render_chat(chat, tools=tools, add_generation_prompt=add_generation_prompt)
-        assert rendered == expected
-
-
 def test_a_chat_is_encoded_without_a_second_bos(file: Path, library: tokenizers.Tokenizer) -> None:
     facts = TokenizerFacts(str(file), "{{ bos_token }}{{ messages[0].content }}", SPECIAL, True)
-    tokenizer = load_tokenizer(facts, where="here")
     bos = library.token_to_id("<|endoftext|>")
     chat = [{"role": "user", "content": "the dog"}]
-    assert tokenizer.encode_chat(chat) == [bos, *library.encode("the dog").ids]
+    with closing(load_tokenizer(facts, where="here")) as tokenizer:
+        assert tokenizer.encode_chat(chat) == [bos, *library.encode("the dog").ids]
 
 
 def test_a_template_of_ones_own_takes_the_place_of_the_checkpoints(file: Path) -> None:
-    facts = TokenizerFacts(str(file), CHATML, SPECIAL)
-    tokenizer = load_tokenizer(facts, where="here", chat_template="{{ messages | length }}")
-    assert tokenizer.render_chat([{"role": "user", "content": "x"}] * 3) == "3"
-
-
-def test_todays_date_is_there_for_templates(file: Path) -> None:
-    from datetime import datetime
-
-    before = datetime.now().strftime("%Y-%m-%d")
-    rendered = _load(file, "{{ strftime_now('%Y-%m-%d') }}").render_chat([])
-    assert rendered in (before, datetime.now().strftime("%Y-%m-%d"))
+    facts = TokenizerFacts(str(file), "{{ messages[0].content }}", SPECIAL)
+    own = "{{ messages | length }}{{ messages[0].content }}"
+    with closing(load_tokenizer(facts, where="here", chat_template=own)) as tokenizer:
+        assert tokenizer.render_chat([{"role": "user", "content": "x"}] * 3) == "3x"
 
 
 def test_a_missing_template_says_what_to_do(file: Path) -> None:
     with pytest.raises(TokenizerError, match="here: chat template: the checkpoint has none; fix"):
         _load(file).render_chat([{"role": "user", "content": "x"}])
-
-
-def test_a_template_that_is_none_is_refused_at_once(file: Path) -> None:
-    with pytest.raises(TokenizerError, match="here: chat template: is not valid"):
-        _load(file, "{% for message in %}")
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ raise_exception('roles must alternate') }}",
-        "{{ messages[0].content + 1 }}",
-        "{{ messages[7].content }}",
-        "{{ messages[0].nothing.more }}",
-        "{{ (1).__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
-        "{{ ().__class__.__base__.__subclasses__() }}",
-    ],
-)
-def test_what_a_template_cannot_do_is_an_error_of_the_request(file: Path, template: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        _load(file, template).render_chat([{"role": "user", "content": "x"}])
-    assert caught.value.param == "messages"
-    assert "\n" not in str(caught.value)

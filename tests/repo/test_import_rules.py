@@ -69,10 +69,9 @@ TABLE: dict[str, Row] = {
     "pegboard.config_text": Row(CONFIG),
     "pegboard.config_values": Row(CONFIG),
     "pegboard.checkpoint_ref": Row(CONFIG),
-    "pegboard.tokenizer": Row(
-        ("pegboard.errors", "pegboard.interfaces", "pegboard.chat_template", FILES)
-    ),
-    "pegboard.chat_template": Row(("pegboard.errors", "pegboard.interfaces")),
+    "pegboard.tokenizer": Row(("pegboard.errors", "pegboard.interfaces", "pegboard.chat", FILES)),
+    "pegboard.chat": Row(("pegboard.errors", "pegboard.lifeline")),
+    "pegboard.lifeline": Row(()),
     "pegboard.plugins": Row(("pegboard.interfaces", *CONFIG)),
     "pegboard.planner": Row(("pegboard.interfaces", "pegboard.plugins", *CONFIG)),
     "pegboard.engine": Row(CONTRACTS),
@@ -88,7 +87,9 @@ TABLE: dict[str, Row] = {
     "pegboard.runner_main": Row(
         CORE, torch=Torch.LAZILY, never=("pegboard.server", "pegboard.cli", "pegboard.builtin")
     ),
-    "pegboard.bench": Row(("pegboard.progress", "pegboard.server", "pegboard.cli", *CONFIG)),
+    "pegboard.bench": Row(
+        ("pegboard.progress", "pegboard.lifeline", "pegboard.server", "pegboard.cli", *CONFIG)
+    ),
     "pegboard.eval": Row(
         (
             *CONTRACTS,

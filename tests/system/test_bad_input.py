@@ -212,6 +212,18 @@ DAMAGED_FOLDERS: dict[str, tuple[Damage, str]] = {
         write("chat_template.jinja", b"{% if %}"),
         "chat template: is not valid",
     ),
+    "template of thousands of brackets": (
+        write("chat_template.jinja", b"{{ " + b"(" * 9000 + b"1" + b")" * 9000 + b" }}"),
+        "chat template: is not valid",
+    ),
+    "template with a number of 200,000 digits": (
+        write("chat_template.jinja", b"{{ " + b"9" * 200_000 + b" }}"),
+        "chat template: is not valid",
+    ),
+    "template without what a user says": (
+        write("chat_template.jinja", b"{{ messages | length }}"),
+        "chat template: leaves out what a user says",
+    ),
 }
 
 
@@ -234,6 +246,17 @@ def test_a_damaged_folder_starts_nothing(
     damage(model)
     (line, *_) = refuse(command, model)
     assert said in line
+
+
+@pytest.mark.parametrize("command", [["serve"], ["pegboard generate", "--chat"]])
+def test_a_template_that_cannot_be_used_starts_nothing(
+    refuse: Refuse, model: Path, command: list[str]
+) -> None:
+    name, *flags = command
+    damage, said = DAMAGED_FOLDERS["template without what a user says"]
+    damage(model)
+    (line, *_) = refuse(name, model, *flags)
+    assert said in line and "fix: " in line
 
 
 def test_text_is_not_asked_of_a_model_without_a_tokenizer(refuse: Refuse, model: Path) -> None:

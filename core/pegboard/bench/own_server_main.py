@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from pegboard.cli import serve_main
-from pegboard.server.lifeline import end_with_parent
+from pegboard.lifeline import end_with_parent
 
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[1]))

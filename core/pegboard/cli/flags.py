@@ -148,7 +148,9 @@ _DRAFTER_EXAMPLE = """'{"method": "ngram", "num_speculative_tokens": 4}'"""
 FLAGS: tuple[Flag, ...] = (
     Flag("--tokenizer", "tokenizer", "Folder or file of another tokenizer.", _text),
     Flag("--revision", "revision", "Branch, tag or commit of a hub model.", _text),
-    Flag("--chat-template", "chat_template", "File of another chat template.", _text),
+    Flag(
+        "--chat-template", "chat_template", "File of another chat template; none: no chats.", _text
+    ),
     Flag("--dtype", "dtype", "auto, float32, bfloat16, float16 or float64.", _dtype),
     Flag("--seed", "seed", "Seed of requests that have none.", _number),
     Flag("--device", "device", "auto, cpu or cuda.", _text),

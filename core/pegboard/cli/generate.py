@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -94,11 +95,11 @@ def _complete(
     """Every sequence of every prompt, in order; the only one is printed on the way if streamed."""
     from pegboard.llm import Engine
 
-    _refuse_without_tokenizer(config)
+    encoded = _token_ids(config, prompts, chat=chat)
     completions: dict[tuple[str, int], Completion] = {}
     with Engine(config, show_progress=True) as engine:
-        for prompt in prompts:
-            request = engine.submit(_token_ids(engine, prompt, chat=chat), params)
+        for prompt, token_ids in zip(prompts, encoded, strict=True):
+            request = engine.submit(token_ids, params)
             for index in range(params.n):
                 completion = Completion(prompt=prompt, index=index)
                 completions[request.request_id, index] = completion
@@ -111,21 +112,19 @@ def _complete(
     return list(completions.values())
 
 
-def _refuse_without_tokenizer(config: Config) -> None:
-    """Before weights are loaded."""
-    from pegboard.compose import prepare
+def _token_ids(config: Config, prompts: Sequence[str], *, chat: bool) -> list[list[int]]:
+    """Of each prompt, or of a chat that begins with it; before weights are loaded."""
+    from pegboard.compose import load_tokenizer, prepare
 
-    facts = prepare(config).composition.facts
-    if facts.tokenizer.file is None:
-        raise TokenizerError(facts.path, "has no tokenizer", fix="--tokenizer FOLDER")
-
-
-def _token_ids(engine: Engine, prompt: str, *, chat: bool) -> list[int]:
-    tokenizer = engine.tokenizer
-    assert tokenizer is not None
-    if chat:
-        return tokenizer.encode_chat([{"role": "user", "content": prompt}])
-    return tokenizer.encode(prompt)
+    prepared = prepare(config)
+    tokenizer = load_tokenizer(prepared)
+    if tokenizer is None:
+        path = prepared.composition.facts.path
+        raise TokenizerError(path, "has no tokenizer", fix="--tokenizer FOLDER")
+    if not chat:
+        return [tokenizer.encode(prompt) for prompt in prompts]
+    with contextlib.closing(tokenizer):
+        return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in prompts]
 
 
 def _with_progress(

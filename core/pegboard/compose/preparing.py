@@ -177,7 +177,9 @@ def _tokenizer_facts(config: Config, catalog: Catalog, facts: CheckpointFacts) -
             tokenizer = dataclasses.replace(tokenizer, file=str(path))
         else:
             tokenizer = inspect_checkpoint(catalog, path)[0].tokenizer
-    if config.chat_template != "auto":
+    if config.chat_template == "none":
+        tokenizer = dataclasses.replace(tokenizer, chat_template=None)
+    elif config.chat_template != "auto":
         try:
             template = Path(config.chat_template).read_text(encoding="utf-8")
         except (OSError, ValueError) as problem:

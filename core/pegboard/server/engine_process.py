@@ -18,8 +18,8 @@ import zmq
 from pegboard.compose import Prepared, from_wire, start_engine
 from pegboard.engine.core import EngineCore
 from pegboard.errors import RequestError, UserError
+from pegboard.lifeline import end_with_parent, leave_signals_to_parent
 from pegboard.progress import progress_bar
-from pegboard.server.lifeline import end_with_parent, leave_signals_to_parent
 from pegboard.server.logs import configure_logging
 from pegboard.server.messages import (
     Abort,

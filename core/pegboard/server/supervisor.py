@@ -19,7 +19,7 @@ from pegboard.compose import Prepared, load_tokenizer, prepare, to_wire
 from pegboard.config import Config
 from pegboard.errors import ConfigError, EngineDied, EngineError
 from pegboard.server.app import Service, create_app
-from pegboard.server.chat_renderer import ChatRenderer
+from pegboard.server.chat_renderer import QueuedChatRenderer
 from pegboard.server.connection import BoundedConnection
 from pegboard.server.engine_client import EngineClient
 from pegboard.server.keys import read_keys
@@ -71,6 +71,7 @@ class _Supervisor:
         self._config = prepared.config
         self._api_keys = api_keys
         self._listener = listener
+        self._renderer: QueuedChatRenderer | None = None
         self._signalled = asyncio.Event()
 
     async def run(self) -> int:
@@ -80,10 +81,15 @@ class _Supervisor:
         starting = asyncio.create_task(self._engine.start())
         try:
             # The tokenizer is read while the engine's process starts.
-            tokenizer, self._renderer = await asyncio.to_thread(_text_parts, self._prepared)
+            tokenizer = await asyncio.to_thread(load_tokenizer, self._prepared)
+            if tokenizer is not None and tokenizer.chat is not None:
+                self._renderer = QueuedChatRenderer(tokenizer.chat)
+                await self._renderer.check()
             self._model = _served_model(self._prepared, tokenizer, self._renderer)
             return await self._answer(starting)
         finally:
+            if self._renderer is not None:
+                await self._renderer.stop()
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             await self._engine.stop()
@@ -107,8 +113,6 @@ class _Supervisor:
             self._service.draining = True
             self._http.should_exit = True
             await serving
-            if self._renderer is not None:
-                await self._renderer.stop()
 
     async def _serve_until_the_end(self, starting: asyncio.Task[Ready]) -> int:
         signalled = asyncio.create_task(self._signalled.wait())
@@ -126,8 +130,6 @@ class _Supervisor:
             max_model_len=facts.max_model_len,
             fingerprint=_fingerprint(facts.digest),
         )
-        if self._renderer is not None:
-            self._renderer.start()
         # What was loaded stays: collections that walked it would hold up the loop after large bodies.
         gc.collect()
         gc.freeze()
@@ -198,16 +200,8 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _text_parts(prepared: Prepared) -> tuple[Tokenizer | None, ChatRenderer | None]:
-    """The tokenizer, and what renders its chat template; None: the checkpoint has none."""
-    tokenizer = load_tokenizer(prepared)
-    if tokenizer is None or tokenizer.chat_template is None:
-        return tokenizer, None
-    return tokenizer, ChatRenderer(tokenizer.chat_template, prepared.composition.facts.path)
-
-
 def _served_model(
-    prepared: Prepared, tokenizer: Tokenizer | None, renderer: ChatRenderer | None
+    prepared: Prepared, tokenizer: Tokenizer | None, renderer: QueuedChatRenderer | None
 ) -> ServedModel:
     composition = prepared.composition
     return ServedModel(

@@ -1,4 +1,4 @@
-"""What ties the server's child processes to it: neither a signal nor a crash leaves them behind."""
+"""What ties child processes to their parent: neither a signal nor a crash leaves them behind."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -18,7 +17,8 @@ from pegboard.errors import RequestError, TokenizerError
 
 
 class ChatTemplate:
-    """A template; it is compiled by its first use.
+    """A template, compiled. It is a program that came with a checkpoint: it may take any time and
+    memory, and so is made and used in a process of its own (`pegboard.chat.process`).
 
     Args:
         source: jinja2 source.
@@ -26,20 +26,17 @@ class ChatTemplate:
         where: the checkpoint, for errors.
 
     Raises:
-        TokenizerError: the source is no jinja2 template.
-
-    Attributes:
-        source, special_tokens: as given.
+        TokenizerError: the source is no jinja2 template, or one that cannot be compiled.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, where: str) -> None:
-        self.source = source
-        self.special_tokens = dict(special_tokens)
-        self._environment = _environment()
+        self._special_tokens = dict(special_tokens)
         try:
-            self._environment.parse(source)
-        except jinja2.TemplateError as error:
-            raise TokenizerError(f"{where}: chat template", f"is not valid ({error})") from error
+            self._template = _environment().from_string(source)
+        except Exception as error:  # deep nesting, numbers without end: whatever Python raises
+            raise TokenizerError(
+                f"{where}: chat template", f"is not valid ({_reason(error)})"
+            ) from error
 
     def render(
         self,
@@ -59,17 +56,12 @@ class ChatTemplate:
                 tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **self.special_tokens,
+                **self._special_tokens,
             )
         except Exception as error:  # templates index, add and call what clients send
             raise RequestError(
-                "messages", f"the model's chat template refuses them ({error})"
+                "messages", f"the model's chat template refuses them ({_reason(error)})"
             ) from error
-
-    @cached_property
-    def _template(self) -> jinja2.Template:
-        # Compiling evaluates what is constant, which may be much: not before it is asked for.
-        return self._environment.from_string(self.source)
 
 
 class _Generation(Extension):
@@ -90,6 +82,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
+
+
+def _reason(error: Exception) -> str:
+    """What an exception says; some, such as MemoryError, have but their name."""
+    return str(error) or type(error).__name__
 
 
 def _to_json(
