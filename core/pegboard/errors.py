@@ -31,6 +31,11 @@ Each user's mistake names the thing, what it was, what is allowed, and the fix, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from traceback import walk_tb
+
+PLUGIN_FAILURES = (Exception, SystemExit)
+"""What may come out of a plugin's call and ends nothing but that call: sys.exit does not end us either."""
 
 _SHOWN = 1000
 """Characters of what was found, which may come from a file or a client and be of any length."""
@@ -232,3 +237,12 @@ class KernelUnusable(EngineError):
         self.named = named
         fix = "; fix: leave it to auto" if named else ""
         super().__init__(f"kernel {family!r} for {operation} fails its self-test: {reason}{fix}")
+
+
+def raised_at(error: BaseException) -> str:
+    """` (file:line in function)` where a plugin raised it; "": the call itself did not come off."""
+    frames = list(walk_tb(error.__traceback__))[1:]
+    if not frames:
+        return ""
+    frame, number = frames[-1]
+    return f" ({Path(frame.f_code.co_filename).name}:{number} in {frame.f_code.co_name})"

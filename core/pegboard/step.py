@@ -134,6 +134,8 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
         taps: indices of decoder layers whose input hidden states this step captures beside those
             that the drafter declares, ascending; -1 is the embedding's output.
         drafts: draft nodes fed in by the host; None: the worker's own.
+        drafter_trial: how often the host tried a drafter again that had erred. Once it has, the worker
+            does not call it before this has changed, and then only for rows admitted from there on.
     """
 
     step_id: int
@@ -150,6 +152,7 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     pending: Bool
     taps: tuple[int, ...] = ()
     drafts: Drafts | None = None
+    drafter_trial: int = 0
 
 
 class Logprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,6 +193,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
             the logits at p), for rows that asked.
         failed: row to a line, for rows whose logits processor failed, or whose logits allow no
             token: their request ends.
+        drafter_failed: what the drafter did wrong, for which the worker has cut it off in this step; "":
+            nothing.
         forward_s, sampling_s, drafting_s: seconds spent.
     """
 
@@ -204,6 +209,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     failed: dict[int, str] = {}
+    drafter_failed: str = ""
     forward_s: float = 0.0
     sampling_s: float = 0.0
     drafting_s: float = 0.0

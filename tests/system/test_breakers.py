@@ -46,6 +46,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny"), tokenizer=True)
 
 
+@pytest.fixture(scope="module")
+def well(serve: Any, model: Path) -> Any:
+    return serve(model)
+
+
 def answers(url: str, model: Path) -> list[list[int]]:
     found = []
     for number in range(4):
@@ -63,14 +68,59 @@ def answers(url: str, model: Path) -> list[list[int]]:
     return found
 
 
-def test_a_scheduler_that_raises_changes_no_answer_and_is_named(
-    serve: Any, model: Path, tmp_path: Path
+DRAFTER = """# /// pegboard
+# [plugin]
+# name = "broken"
+# [[provides]]
+# interface = "drafter"
+# version = 0
+# name = "broken"
+# summary = "Raises in its third step"
+# ///
+import numpy as np
+
+from pegboard import hookimpl
+from pegboard.interfaces.drafter import Drafter
+from pegboard.step import Drafts
+
+NONE = np.zeros(0, np.int32)
+
+
+class Broken(Drafter):
+    num_steps = 0
+
+    def admit(self, admission):
+        pass
+
+    def release(self, row, num_tokens):
+        pass
+
+    def propose(self, seen):
+        self.num_steps += 1
+        if self.num_steps > 2:
+            raise ValueError("no guess for this")
+        drafts = Drafts(rows=NONE, offsets=np.zeros(1, np.int32), token_ids=NONE, parents=NONE)
+        return drafts, np.zeros(0, np.float32)
+
+
+@hookimpl
+def pegboard_drafters():
+    return {"broken": lambda context: Broken()}
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "plugin", "said"),
+    [("scheduler", RAISING, "no plan for this"), ("drafter", DRAFTER, "no guess for this")],
+    ids=["scheduler", "drafter"],
+)
+def test_a_part_that_raises_changes_no_answer_and_is_named(
+    serve: Any, well: Any, model: Path, tmp_path: Path, part: str, plugin: str, said: str
 ) -> None:
-    plugin = tmp_path / "broken.py"
-    plugin.write_text(RAISING)
-    well = serve(model)
+    file = tmp_path / "broken.py"
+    file.write_text(plugin)
     assert httpx.get(f"{well.url}/health").json() == {"status": "ready"}
-    broken = serve(model, "--set", f"plugins.load=['{plugin}']", "--set", "scheduler.name=broken")
+    broken = serve(model, "--set", f"plugins.load=['{file}']", "--set", f"{part}.name=broken")
     assert answers(broken.url, model) == answers(well.url, model)
 
     deadline = time.monotonic() + 20
@@ -79,13 +129,13 @@ def test_a_scheduler_that_raises_changes_no_answer_and_is_named(
         time.sleep(0.1)
     assert health.status_code == 200 and health.json()["status"] == "ready"
     (cut_off,) = health.json()["cut_off"]
-    assert (cut_off["part"], cut_off["name"]) == ("scheduler", "broken")
-    assert "ValueError: no plan for this (broken.py:" in cut_off["reason"]
+    assert (cut_off["part"], cut_off["name"]) == (part, "broken")
+    assert f"ValueError: {said} (broken.py:" in cut_off["reason"]
     assert httpx.get(f"{broken.url}/ready").json() == {"status": "ready"}
 
     assert broken.gauge("pegboard_breaker_trips_total") >= 1
     assert broken.gauge("pegboard_breaker_open") == 1
     assert well.gauge("pegboard_breaker_trips_total") == 0
     lines = [line for line in broken.log.splitlines() if "is cut off" in line]
-    assert lines and "kind=ValueError" in lines[0] and "no plan for this" in lines[0]
+    assert lines and "kind=" in lines[0] and f"ValueError: {said}" in lines[0]
     assert "Traceback" not in broken.log

@@ -124,9 +124,10 @@ def _part(config: Config, why: Mapping[str, str], interface: str, part: Part) ->
 
 
 def _notes(composition: Composition) -> list[str]:
-    """What the quantizer's options came to stand for, and what it says of how the checkpoint is run."""
+    """What becomes of drafts, what the quantizer's options came to stand for, and what it says of how
+    the checkpoint is run."""
     quantizer = composition.parts["quantizer"]
-    settled = [
+    settled = _draft_notes(composition) + [
         f"{decision.key}: {decision.value}  ({decision.why})"
         for decision in composition.decisions
         if decision.key == "quantizer.options"
@@ -134,6 +135,15 @@ def _notes(composition: Composition) -> list[str]:
     if quantizer.entry.notes is None:
         return settled
     return [*settled, *ask(quantizer, "notes", composition.facts, options_of(quantizer))]
+
+
+def _draft_notes(composition: Composition) -> list[str]:
+    if composition.verifies_trees or not composition.num_speculative_tokens:
+        return []
+    attention = composition.parts["attention"].name
+    return [
+        f"drafter: trees are cut to their first path: attention {attention!r} has no query_mask"
+    ]
 
 
 def inputs_of(weight_format: str) -> str:

@@ -33,6 +33,7 @@ class SingleTextModel:
         maker = Maker(load_plugins(composition.manifests), {})
         parts = worker_parts(composition, maker, lambda name: None)
         self._source = parts.source
+        self._taps = parts.shape.taps
         self._loaded: Loaded | None = load(parts)
         pages = zip(composition.num_blocks, composition.groups, strict=True)
         room = [(num_blocks - 1) * group.block_size for num_blocks, group in pages]
@@ -44,7 +45,7 @@ class SingleTextModel:
         """float32 logits [num_tokens, vocab_size], and hidden states [num_tokens, hidden_size].
 
         Raises:
-            RequestError: the text is empty or too long.
+            RequestError: the text is empty or too long, or the model has no such layer.
         """
         import torch
 
@@ -53,6 +54,9 @@ class SingleTextModel:
             raise EngineError("the model was closed")
         if not 0 < num_tokens <= self._max_tokens:
             raise RequestError("text", f"{num_tokens} tokens", allowed=f"1 to {self._max_tokens}")
+        unknown = [tap for tap in taps if tap not in self._taps]
+        if unknown:
+            raise RequestError("taps", str(unknown), allowed=f"-1 to {self._taps[-1]}")
         batch = text_batch(num_tokens, on.groups, on.device)
         with torch.inference_mode():
             on.attention.prepare(batch)

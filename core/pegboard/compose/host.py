@@ -125,6 +125,7 @@ def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore
             vocab_size=composition.shape.vocab_size,
             eos_token_ids=composition.facts.eos_token_ids,
             num_speculative_tokens=composition.num_speculative_tokens,
+            drafter_name=composition.parts["drafter"].name,
             taps=(),
             make_detokenizer=_detokenizer_factory(tokenizer),
             processor_params=processor_params(composition),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from pegboard.compose.drafter_taps import taps_of
 from pegboard.compose.kv_scales import read_kv_scales
 from pegboard.compose.making import Maker
 from pegboard.compose.tied_head import check_tied_head
@@ -76,6 +77,19 @@ def worker_parts(composition: Composition, maker: Maker, on_tensor: OnTensor) ->
     def build(interface: str, context: object) -> Any:
         return maker.make(composition.parts[interface], context)
 
+    drafter = build(
+        "drafter",
+        DrafterContext(
+            composition.num_speculative_tokens,
+            composition.shape.vocab_size,
+            composition.max_num_seqs,
+            composition.max_model_len,
+            composition.draft_model,
+            composition.dtype,
+            composition.device,
+            composition.num_threads,
+        ),
+    )
     source = build("checkpoint_source", composition.facts)
     check_tied_head(composition, source)
 
@@ -99,19 +113,9 @@ def worker_parts(composition: Composition, maker: Maker, on_tensor: OnTensor) ->
         processors={
             part.name: maker.make(part, processing) for part in composition.logits_processors
         },
-        drafter=build(
-            "drafter",
-            DrafterContext(
-                composition.num_speculative_tokens,
-                composition.shape.vocab_size,
-                composition.max_num_seqs,
-                composition.max_model_len,
-                composition.draft_model,
-                composition.dtype,
-                composition.device,
-                composition.num_threads,
-            ),
-        ),
+        drafter=drafter,
+        taps=taps_of(drafter, composition.parts["drafter"], composition.shape),
+        verifies_trees=composition.verifies_trees,
         on_tensor=on_tensor,
     )
 

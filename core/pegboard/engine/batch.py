@@ -18,6 +18,7 @@ def build_batch(
     released: tuple[RowRelease, ...],
     groups: Sequence[KVGroup],
     taps: tuple[int, ...],
+    drafter_trial: int,
 ) -> StepBatch:
     """The step's batch: differences only."""
     entries = plan.entries
@@ -35,6 +36,7 @@ def build_batch(
         propose=_int32([entry.propose for entry in entries]),
         pending=np.zeros(len(entries), np.bool_),
         taps=taps,
+        drafter_trial=drafter_trial,
     )
 
 

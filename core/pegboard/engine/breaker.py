@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
-from traceback import walk_tb
 from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from pegboard.errors import described
+from pegboard.errors import PLUGIN_FAILURES, described, raised_at
 from pegboard.interfaces.observer import BreakerChanged, ErrorHappened, Event
 
 MAX_CALL_S = 5.0
@@ -103,9 +101,9 @@ class Breaker:
         started = clock()
         try:
             answer = function(*args, **kwargs)
-        except (Exception, SystemExit) as error:  # it may not end the engine by sys.exit either
+        except PLUGIN_FAILURES as error:
             self.seconds += clock() - started
-            self._open(type(error).__name__, described(error), _place(error))
+            self._open(type(error).__name__, described(error), raised_at(error))
             raise PluginErred from error
         taken = clock() - started
         self.seconds += taken
@@ -160,12 +158,3 @@ class Breaker:
         line = f"{self.part} {self.name!r} is cut off for {self._pause_s:g} s: {self._reason}"
         self._news.append(ErrorHappened(kind, line))
         self._news.append(BreakerChanged(self.part, self.name, True, self._reason))
-
-
-def _place(error: BaseException) -> str:
-    """Where in the plugin it was raised; "": nowhere in it."""
-    frames = list(walk_tb(error.__traceback__))[1:]
-    if not frames:
-        return ""
-    frame, number = frames[-1]
-    return f" ({Path(frame.f_code.co_filename).name}:{number} in {frame.f_code.co_name})"

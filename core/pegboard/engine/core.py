@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pegboard.engine.batch import build_batch
 from pegboard.engine.breaker import CutOff
 from pegboard.engine.commit import Committer, Tally
+from pegboard.engine.drafting import Drafting
 from pegboard.engine.forks import Forks
 from pegboard.engine.guarded_scheduler import GuardedScheduler
 from pegboard.engine.intake import Intake
@@ -60,10 +61,12 @@ class EngineCore:
             else None,
         )
         self._budget = StepBudget(parts.max_num_batched_tokens, parts.max_step_s)
+        self._drafting = Drafting(parts)
         self._scheduler = GuardedScheduler(parts, self._queue, self._new_step)
         self._breakers = (
             self._scheduler.breaker,
             parts.prefix_cache.breaker,
+            self._drafting.breaker,
             *self._observers.breakers,
         )
         self._intake = Intake(parts, self._prefixes)
@@ -230,6 +233,7 @@ class EngineCore:
             self._queue,
             self._prefixes,
             self._budget.num_tokens(self._queue),
+            self._drafting.max_drafts(),
             self._note_policy_mistake,
         )
 
@@ -241,6 +245,7 @@ class EngineCore:
                 self._queue.take_released(),
                 self._parts.groups,
                 self._parts.taps,
+                self._drafting.trial,
             )
             asked = time.monotonic()
             result = self._execute(batch)
@@ -269,6 +274,7 @@ class EngineCore:
         tally = self._committer.commit(plan, result, time.monotonic())
         self._parts.allocator.fence(result.step_id)
         self._scheduler.note(plan.num_preempted, tally.num_output_tokens)
+        self._drafting.note(plan, result)
         return tally
 
     def _report(self, plan: Plan, result: StepResult, tally: Tally, started: float) -> None:

@@ -52,7 +52,8 @@ class EngineParts:
         vocab_size: ids are below it.
         eos_token_ids: ids that end a sequence by themselves.
         num_speculative_tokens: most draft nodes a row; 0: no speculation.
-        taps: decoder layers whose inputs the drafter wants.
+        drafter_name: what messages call the drafter, which lives in the workers.
+        taps: decoder layers whose inputs are captured beside those that the drafter wants.
         make_detokenizer: a fresh one for a sequence; None: deltas carry no text.
         processor_params: logits processors' validated parameters of a request, only those that act.
             Raises RequestError.
@@ -80,6 +81,7 @@ class EngineParts:
     make_detokenizer: Callable[[], Detokenizer] | None
     processor_params: Callable[[SamplingParams], dict[str, dict[str, Any]]]
     seed: int | None
+    drafter_name: str = "none"
     caches_prefixes: bool = True
     verifies_pages: bool = False
     max_step_s: float | None = None

@@ -15,6 +15,7 @@ from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.queue import Queue
 from pegboard.engine.sequence import Sequence
+from pegboard.errors import PLUGIN_FAILURES, described
 from pegboard.interfaces.kv_allocator import Growth
 from pegboard.interfaces.prefix_cache import Hit
 from pegboard.interfaces.scheduler import SequenceView, StepBuilder
@@ -76,8 +77,10 @@ class PlannedStep(StepBuilder):
     """One step's plan. Only the allocator knows of it before `apply`, inside its transaction, so a
     scheduler that raises leaves nothing behind.
 
-    It has room for `num_tokens`. `on_policy_mistake` is told what a speculation policy answered that
-    is no number of nodes.
+    Args:
+        num_tokens: that it has room for.
+        max_drafts: most draft nodes a row, to verify now and to propose for the next step.
+        on_policy_mistake: told what a speculation policy answered that is no number of nodes.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class PlannedStep(StepBuilder):
         queue: Queue,
         prefixes: Prefixes,
         num_tokens: int,
+        max_drafts: int,
         on_policy_mistake: Callable[[str], None],
     ) -> None:
         self._is_open = True
@@ -93,7 +97,7 @@ class PlannedStep(StepBuilder):
         self._allocator = parts.allocator
         self._groups = parts.groups
         self._policy = parts.policy
-        self._max_drafts = parts.num_speculative_tokens
+        self._max_drafts = max_drafts
         self._queue = queue
         self._prefixes = prefixes
         self._entries: dict[int, Entry] = {}
@@ -312,8 +316,8 @@ class PlannedStep(StepBuilder):
         drafts that are not used, or all that there are."""
         try:
             count = index(getattr(self._policy, question)(view))
-        except Exception as error:
-            self._on_policy_mistake(f"{question}: {type(error).__name__}: {error}")
+        except PLUGIN_FAILURES as error:
+            self._on_policy_mistake(f"{question}: {described(error)}")
             return 0
         if not 0 <= count <= limit:
             self._on_policy_mistake(f"{question}: {count}; allowed: 0 to {limit}")

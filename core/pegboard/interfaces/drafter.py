@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 VERSION = 0
 
+MAX_CALL_S = 5.0
+"""Longest that one call may take. A drafter that takes longer is cut off, as one that raises."""
+
 
 @dataclass(frozen=True, slots=True)
 class DrafterContext:
@@ -66,10 +69,17 @@ class Observation:
 
 
 class Drafter(ABC):
-    """Guesses ahead, on the worker. It keeps no state that a rejected token could spoil."""
+    """Guesses ahead, on the worker. It keeps no state that a rejected token could spoil.
+
+    Requests do not depend on it. When a method raises, takes longer than `MAX_CALL_S`, or proposes what
+    cannot be used, the drafter is cut off, and no method is called. After a pause, `release` is called
+    for the rows that it had, whether or not their sequences still run, and it begins anew with those
+    that are admitted from then on; other rows are not shown to it.
+    """
 
     taps: tuple[int, ...] = ()
-    """Decoder layers whose input hidden states it wants."""
+    """Decoder layers whose input hidden states it wants, -1 for the embedding's output. Read once, before
+    weights load: others than the model's are refused."""
 
     @abstractmethod
     def admit(self, admission: RowAdmission) -> None:
@@ -82,4 +92,8 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, seen: Observation) -> tuple[Drafts, Float32]:
-        """Draft nodes for the next step, and the drafter's probability of each node."""
+        """Draft nodes for the next step, and the drafter's probability of each node.
+
+        Nodes are proposed for rows in `seen`, each row once, at most `seen.propose` of them; tokens are
+        the target's; probabilities are from 0 to 1. Where the attention backend has no `query_mask`, of a
+        tree only the path of first children is kept."""

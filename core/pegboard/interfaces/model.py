@@ -111,6 +111,11 @@ class ModelShape:
     def num_layers(self) -> int:
         return len(self.attention)
 
+    @property
+    def taps(self) -> range:
+        """Decoder layers whose input hidden states can be had; -1: the embedding's output."""
+        return range(-1, self.num_layers)
+
 
 class Model(ABC):
     """A decoder on one worker. Its factory takes a `models.layers.LayerBuilder`."""
@@ -128,7 +133,7 @@ class Model(ABC):
         Args:
             token_ids: int64 [num_tokens].
             positions: int64 [num_tokens], logical positions.
-            taps: decoder layers whose input hidden states are wanted; -1: the embedding's output.
+            taps: decoder layers whose input hidden states are wanted, of `ModelShape.taps`.
 
         Returns:
             Final hidden states after the last norm, [num_tokens, hidden_size] in the model's dtype,

@@ -167,7 +167,7 @@ class PagesNamed:
     cleared: bool = False
 
 
-GUARDED_PARTS = ("scheduler", "prefix_cache", "observer")
+GUARDED_PARTS = ("scheduler", "prefix_cache", "drafter", "observer")
 """Interfaces whose plugins are cut off when they err: the engine can do without."""
 
 

@@ -158,6 +158,11 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         return 1 if bring_their_own else self.num_threads
 
     @property
+    def verifies_trees(self) -> bool:
+        """Whether attention has a mask for trees of drafts."""
+        return "query_mask" in self.parts["attention"].entry.promises
+
+    @property
     def digest(self) -> str:
         """sha256, hex: workers compare it before they load a weight."""
         return hashlib.sha256(to_json(self)).hexdigest()

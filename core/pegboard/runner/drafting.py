@@ -1,17 +1,18 @@
-"""Tells the drafter what a step brought, and keeps what it proposes."""
+"""What a step brought, as a drafter sees it, and what it may answer."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from pegboard.errors import EngineError
-from pegboard.interfaces.drafter import Drafter, Observation
-from pegboard.runner.drafts import DraftTable
+from pegboard.interfaces.drafter import Observation
 from pegboard.runner.inputs import StepInputs
 from pegboard.runner.verification import Accepted
-from pegboard.step import Bool, Drafts, Int32, StepBatch, read_only
+from pegboard.step import Bool, Drafts, Float32, Int32, StepBatch, read_only
 
 Int64 = NDArray[np.int64]
 
@@ -35,20 +36,51 @@ def observe(
     )
 
 
-def redraft(drafter: Drafter, seen: Observation, table: DraftTable) -> None:
-    """Replaces the nodes of the step's rows by what the drafter proposes.
+def of_rows(seen: Observation, chosen: Bool) -> Observation:
+    """The part of an observation that is about some of its rows, bool [R]."""
+    lengths, next_lengths = np.diff(seen.offsets), np.diff(seen.next_offsets)
+    tokens, following = np.repeat(chosen, lengths), np.repeat(chosen, next_lengths)
+    kept = torch.from_numpy(np.flatnonzero(tokens))
+    return replace(
+        seen,
+        rows=read_only(seen.rows[chosen]),
+        offsets=read_only(starts(lengths[chosen])),
+        token_ids=read_only(seen.token_ids[tokens]),
+        positions=read_only(seen.positions[tokens]),
+        taps={layer: hidden[kept] for layer, hidden in seen.taps.items()},
+        next_offsets=read_only(starts(next_lengths[chosen])),
+        next_token_ids=read_only(seen.next_token_ids[following]),
+        propose=read_only(seen.propose[chosen]),
+    )
+
+
+def checked(answer: object, seen: Observation) -> tuple[Drafts, Float32]:
+    """What a drafter proposed, where the step's rows may hold it; `DraftTable.put` checks the nodes.
 
     Raises:
-        EngineError: nodes for a row that computed nothing, too many, or unusable ones.
+        EngineError: it is something else, or too much.
     """
-    table.drop(seen.rows)
-    drafts, confidences = drafter.propose(seen)
-    if len(drafts.rows):
-        _check(drafts, seen)
-        table.put(drafts, confidences)
+    if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Drafts)):
+        raise EngineError(
+            f"propose answered {type(answer).__name__}; allowed: Drafts and an array of probabilities"
+        )
+    drafts, confidences = answer
+    for name in ("rows", "offsets", "token_ids", "parents"):
+        _check_array(name, getattr(drafts, name), np.int32)
+    _check_array("the probabilities", confidences, np.float32)
+    # NaN is in no interval.
+    if not bool(((confidences >= 0) & (confidences <= 1)).all()):
+        raise EngineError("propose answered probabilities that are not from 0 to 1")
+    allowed = dict(zip(seen.rows.tolist(), seen.propose.tolist(), strict=True))
+    for row, count in zip(drafts.rows.tolist(), np.diff(drafts.offsets).tolist(), strict=True):
+        if count > allowed.get(row, 0) or row not in allowed:
+            raise EngineError(
+                f"propose answered {count} nodes for row {row}; allowed: {allowed.get(row, 0)}"
+            )
+    return drafts, confidences
 
 
-def starts(lengths: Int64) -> Int32:
+def starts(lengths: Int64 | Int32) -> Int32:
     """Offsets of ragged rows: int32 [num_rows + 1]."""
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
 
@@ -63,10 +95,9 @@ def _kept(inputs: StepInputs, accepted: Accepted) -> Int64:
     return np.flatnonzero(kept)
 
 
-def _check(drafts: Drafts, seen: Observation) -> None:
-    allowed = dict(zip(seen.rows.tolist(), seen.propose.tolist(), strict=True))
-    for row, count in zip(drafts.rows.tolist(), np.diff(drafts.offsets).tolist(), strict=True):
-        if count > allowed.get(row, 0):
-            raise EngineError(
-                f"drafter: {count} nodes for row {row}; allowed: {allowed.get(row, 0)}"
-            )
+def _check_array(name: str, array: object, dtype: type[np.generic]) -> None:
+    if not (isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype == dtype):
+        found = (
+            f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array)
+        )
+        raise EngineError(f"propose answered {name} as {found}; allowed: {dtype.__name__} [n]")

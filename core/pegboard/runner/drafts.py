@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from pegboard.errors import EngineError
@@ -22,8 +24,14 @@ class DraftTable:
         counts: int32 [max_num_seqs]; entries past a row's count are void.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+    def __init__(self, max_num_seqs: int, vocab_size: int, *, keeps_trees: bool) -> None:
+        """
+        Args:
+            keeps_trees: whether trees can be verified; if not, of each the path of first children is
+                kept.
+        """
         self._vocab_size = vocab_size
+        self._keeps_trees = keeps_trees
         self.token_ids: Int32 = np.zeros((max_num_seqs, 1), dtype=np.int32)
         self.parents: Int32 = np.full((max_num_seqs, 1), ROOT, dtype=np.int32)
         self.confidences: Float32 = np.zeros((max_num_seqs, 1), dtype=np.float32)
@@ -39,8 +47,10 @@ class DraftTable:
         Raises:
             EngineError: nodes that no verification could use, naming the row.
         """
+        self._check(drafts, confidences)
+        if not self._keeps_trees:
+            drafts, confidences = first_paths(drafts, confidences)
         counts = np.diff(drafts.offsets)
-        self._check(drafts, counts, confidences)
         if not len(drafts.token_ids):
             self.counts[drafts.rows] = 0
             return
@@ -71,13 +81,21 @@ class DraftTable:
     def _held(self, rows: Int32) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
         return np.arange(self.token_ids.shape[1]) < self.counts[rows][:, None]
 
-    def _check(self, drafts: Drafts, counts: Int32, confidences: Float32 | None) -> None:
-        total = int(drafts.offsets[-1])
+    def _check(self, drafts: Drafts, confidences: Float32 | None) -> None:
+        counts = np.diff(drafts.offsets)
         lengths = {len(drafts.token_ids), len(drafts.parents)}
         if confidences is not None:
             lengths.add(len(confidences))
-        if len(counts) != len(drafts.rows) or lengths != {total} or (counts < 0).any():
+        ends = {int(at) for at in drafts.offsets[[0, -1]]} if len(drafts.offsets) else set()
+        if len(counts) != len(drafts.rows) or ends != {0, *lengths} or (counts < 0).any():
             raise EngineError("drafts: rows, offsets, token ids, parents and confidences disagree")
+        listed = sorted(drafts.rows.tolist())
+        if len(set(listed)) < len(listed) or (
+            listed and not 0 <= listed[0] <= listed[-1] < len(self.counts)
+        ):
+            raise EngineError(
+                f"drafts: rows {listed}; allowed: 0 to {len(self.counts) - 1}, each once"
+            )
         rows, node = self._places(drafts, counts)
         wrong = (drafts.token_ids < 0) | (drafts.token_ids >= self._vocab_size)
         wrong |= (drafts.parents < ROOT) | (drafts.parents >= node)
@@ -95,6 +113,30 @@ class DraftTable:
         rows = np.repeat(drafts.rows, counts)
         node = np.arange(len(rows)) - np.repeat(drafts.offsets[:-1], counts)
         return rows, node.astype(np.int32)
+
+
+def first_paths(drafts: Drafts, confidences: Float32 | None) -> tuple[Drafts, Float32 | None]:
+    """Of each tree the path of first children: the first node, its first child, and so on; a chain as it
+    is."""
+    kept = np.zeros(len(drafts.parents), np.bool_)
+    for start, stop in pairwise(drafts.offsets.tolist()):
+        last = ROOT
+        for node, parent in enumerate(drafts.parents[start:stop].tolist()):
+            if parent == last:
+                kept[start + node] = True
+                last = node
+    if kept.all():
+        return drafts, confidences
+    offsets = np.concatenate(([0], np.cumsum(kept)))[drafts.offsets].astype(np.int32)
+    counts = np.diff(offsets)
+    parents = np.arange(len(drafts.parents[kept])) - np.repeat(offsets[:-1], counts) - 1
+    chains = Drafts(
+        rows=drafts.rows,
+        offsets=offsets,
+        token_ids=drafts.token_ids[kept],
+        parents=parents.astype(np.int32),
+    )
+    return chains, None if confidences is None else confidences[kept]
 
 
 def chain_parents(parents: Int32) -> Int32:

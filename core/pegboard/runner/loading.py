@@ -9,12 +9,12 @@ from typing import cast
 import torch
 
 from pegboard.interfaces.attention import AttentionBackend
-from pegboard.interfaces.drafter import Drafter
 from pegboard.interfaces.kernel import SampleKernel
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.model import Model
 from pegboard.models.layers import LayerBuilder
 from pegboard.runner import kv_tensors
+from pegboard.runner.guarded_drafter import GuardedDrafter
 from pegboard.runner.parts import WorkerParts
 from pegboard.runner.processor_chain import ProcessorChain
 from pegboard.runner.rows import Rows
@@ -29,7 +29,8 @@ class Loaded:
     num_threads: int
     groups: tuple[KVGroup, ...]
     attention: AttentionBackend
-    drafter: Drafter
+    taps: range
+    drafter: GuardedDrafter
     model: Model
     kv: Sequence[kv_tensors.LayerKV]
     rows: Rows
@@ -48,7 +49,13 @@ def load(parts: WorkerParts) -> Loaded:
     model = parts.build_model(layer_builder(parts))
     kv = kv_tensors.allocate(parts.groups, parts.num_blocks, parts.layouts, device)
     parts.attention.bind(kv)
-    rows = Rows(parts.max_num_seqs, parts.max_model_len, parts.shape.vocab_size, parts.groups)
+    rows = Rows(
+        parts.max_num_seqs,
+        parts.max_model_len,
+        parts.shape.vocab_size,
+        parts.groups,
+        keeps_trees=parts.verifies_trees,
+    )
     processors = ProcessorChain(parts.processors, rows, parts.max_num_seqs)
     sample = cast(SampleKernel, parts.kernels["sample"])
     return Loaded(
@@ -56,7 +63,8 @@ def load(parts: WorkerParts) -> Loaded:
         num_threads=parts.num_threads,
         groups=parts.groups,
         attention=parts.attention,
-        drafter=parts.drafter,
+        taps=parts.shape.taps,
+        drafter=GuardedDrafter(parts.drafter, parts.taps, rows),
         model=model,
         kv=kv,
         rows=rows,

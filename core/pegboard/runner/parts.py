@@ -42,6 +42,9 @@ class WorkerParts:
         build_model: the model's factory.
         processors: logits processors by name, in the order in which they act.
         drafter: guesses ahead.
+        taps: decoder layers whose input hidden states the drafter wants, all of them the model's.
+        verifies_trees: whether attention has a mask for trees of drafts; without one, of each tree
+            the path of first children is verified.
         on_tensor: told the name of each tensor that was loaded.
     """
 
@@ -63,4 +66,6 @@ class WorkerParts:
     build_model: Callable[[LayerBuilder], Model]
     processors: Mapping[str, LogitsProcessor]
     drafter: Drafter
+    taps: tuple[int, ...]
+    verifies_trees: bool
     on_tensor: Callable[[str], None]

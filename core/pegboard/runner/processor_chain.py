@@ -12,15 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pegboard.errors import PLUGIN_FAILURES, described
 from pegboard.interfaces.logits_processor import LogitRow, LogitsProcessor
 from pegboard.runner.inputs import StepInputs, node_path
 from pegboard.runner.rows import Rows
 from pegboard.step import Bool, read_only
 
 Int64 = NDArray[np.int64]
-
-PLUGIN_FAILURES = (Exception, SystemExit)
-"""A processor that calls sys.exit has failed its rows, and ends nothing else."""
 
 _log = logging.getLogger(__name__)
 
@@ -139,5 +137,4 @@ class ProcessorChain:
 
 def _failure(name: str, error: BaseException) -> str:
     _log.warning("logits processor %r failed", name, exc_info=error)
-    line = f"logits processor {name!r} failed: {type(error).__name__}: {error}"
-    return " ".join(line.split()).removesuffix(":")
+    return f"logits processor {name!r} failed: {described(error)}"

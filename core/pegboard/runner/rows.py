@@ -33,8 +33,19 @@ class Rows:
     """
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, vocab_size: int, groups: Sequence[KVGroup]
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        vocab_size: int,
+        groups: Sequence[KVGroup],
+        *,
+        keeps_trees: bool,
     ) -> None:
+        """
+        Args:
+            keeps_trees: see `DraftTable`.
+        """
+
         def table(dtype: type) -> NDArray[np.generic]:
             return np.zeros(max_num_seqs, dtype=dtype)
 
@@ -54,7 +65,7 @@ class Rows:
             np.zeros((max_num_seqs, -(-max_model_len // group.block_size)), dtype=np.int32)
             for group in groups
         ]
-        self.drafts = DraftTable(max_num_seqs, vocab_size)
+        self.drafts = DraftTable(max_num_seqs, vocab_size, keeps_trees=keeps_trees)
 
     def admit(self, admission: RowAdmission) -> None:
         """A sequence takes a row; what the row held is void."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pegboard.errors import EngineError
 from pegboard.interfaces.executor import Worker
 from pegboard.runner import kv_tensors
-from pegboard.runner.drafting import observe, redraft, starts
+from pegboard.runner.drafting import starts
 from pegboard.runner.inputs import StepInputs, attention_batch, build_inputs
 from pegboard.runner.loading import Loaded, load, use_threads
 from pegboard.runner.parts import WorkerParts
@@ -43,14 +43,16 @@ class Runner(Worker):
         """Runs one step: rows, forward, sampling, verification, drafts.
 
         Raises:
-            EngineError: host and worker disagree, or the drafter broke its contract.
+            EngineError: host and worker disagree.
         """
         on = self._running()
+        if unknown := [tap for tap in batch.taps if tap not in on.taps]:
+            raise EngineError(f"step {batch.step_id}: taps {unknown}; allowed: -1 to {on.taps[-1]}")
         use_threads(on.num_threads)
         times = [time.perf_counter()]
         _update_rows(on, batch)
         inputs = build_inputs(on.rows, batch)
-        wanted = tuple(sorted({*batch.taps, *on.drafter.taps}))
+        wanted = tuple(sorted({*batch.taps, *on.drafter.taps(batch)}))
         hidden, taps = _forward(on, inputs, wanted)
         times.append(time.perf_counter())
 
@@ -62,7 +64,7 @@ class Runner(Worker):
         on.rows.commit(batch.rows, accepted.token_ids, accepted.num_committed)
         times.append(time.perf_counter())
 
-        redraft(on.drafter, observe(batch, inputs, accepted, taps), on.rows.drafts)
+        on.drafter.redraft(batch, inputs, accepted, taps)
         times.append(time.perf_counter())
         forward_s, sampling_s, drafting_s = (end - start for start, end in pairwise(times))
         return StepResult(
@@ -77,6 +79,7 @@ class Runner(Worker):
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             failed=sampled.failed,
+            drafter_failed=on.drafter.take_failure(),
             forward_s=forward_s,
             sampling_s=sampling_s,
             drafting_s=drafting_s,
@@ -114,6 +117,7 @@ class Runner(Worker):
 
 def _update_rows(on: Loaded, batch: StepBatch) -> None:
     """Releases, admissions, pages, drafts of the host: in this order, as the batch says."""
+    on.drafter.begin(batch.drafter_trial)
     for release in batch.released:
         on.drafter.release(release.row, release.num_tokens)
         on.processors.release(release.row)

@@ -83,6 +83,7 @@ class ShadowWorker(Executor):
         self.batches: list[StepBatch] = []
         self.fail_rows: Callable[[Row], bool] = lambda row: False
         self.raises: Exception | None = None
+        self.drafter_failed = ""
         self.closed = 0
 
     def start(self) -> None: ...
@@ -182,6 +183,7 @@ class ShadowWorker(Executor):
             logprobs=_logprobs(committed),
             prompt_logprobs=_logprobs(prompt_logprobs),
             failed=failed,
+            drafter_failed=self.drafter_failed,
         )
 
     def _sample(self, row: Row, new: Sequence[int]) -> int:

@@ -16,6 +16,7 @@ from pegboard.interfaces.observer import ErrorHappened, Event, MetricsText, Obse
 from pegboard.interfaces.prefix_cache import Hit, Prefix
 from pegboard.interfaces.scheduler import QueueView, Scheduler, StepBuilder
 from pegboard.interfaces.speculation_policy import DraftView, SpeculationPolicy
+from pegboard.testing.erring_drafter import Mute
 
 Make = Callable[..., Any]
 Expected = Callable[..., tuple[int, ...]]
@@ -259,13 +260,15 @@ class Answering(SpeculationPolicy):
         return self.propose(row)
 
     def propose(self, row: DraftView) -> Any:
-        if isinstance(self.answer, Exception):
+        if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
 
 
 @pytest.mark.parametrize(
-    "answer", [None, 1.5, -1, 10**9, float("nan"), "2", ValueError("no")], ids=repr
+    "answer",
+    [None, 1.5, -1, 10**9, float("nan"), "2", ValueError("no"), SystemExit(3), Mute()],
+    ids=lambda answer: type(answer).__name__,
 )
 def test_what_a_policy_answers_changes_no_token(
     bench: Make, expected: Expected, answer: Any
@@ -278,6 +281,45 @@ def test_what_a_policy_answers_changes_no_token(
     for number in range(3):
         assert outputs[f"{number}", 0].token_ids == expected([number, 1, 2], 12)
     assert {error.kind for error in listening.errors} == {"SpeculationPolicyMistake"}
+
+
+def test_a_drafter_that_the_worker_cut_off_is_asked_again_after_a_pause(
+    bench: Make, expected: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listening = Listening()
+    engine = bench(num_speculative_tokens=3, observers=(listening,), drafter_name="mine")
+    breaker = engine.core._drafting.breaker
+
+    def run(name: str) -> tuple[int, int, set[int]]:
+        """Drafts proposed and verified, and the trials that the worker was told of."""
+        before = len(engine.worker.batches)
+        engine.add(name, [1, 2, 3, 4], max_tokens=20)
+        assert engine.run()[name, 0].token_ids == expected([1, 2, 3, 4], 20)
+        batches = engine.worker.batches[before:]
+        asked = sum(int(batch.propose.sum()) for batch in batches)
+        verified = sum(int(batch.verify.sum()) for batch in batches)
+        return asked, verified, {batch.drafter_trial for batch in batches}
+
+    asked, verified, trials = run("well")
+    assert asked > 0 and verified > 0 and trials == {0}
+    engine.add("errs", [1, 2, 3, 4], max_tokens=20)
+    engine.step()
+    engine.worker.drafter_failed = "ValueError: no guess"
+    engine.step()
+    engine.worker.drafter_failed = ""
+    (cut_off,) = engine.core.cut_off
+    assert (cut_off.part, cut_off.name) == ("drafter", "mine")
+    assert cut_off.reason == "ValueError: no guess"
+    assert run("cut off")[0] == 0
+    assert engine.outputs["errs", 0].token_ids == expected([1, 2, 3, 4], 20)
+    (error,) = listening.errors
+    assert "drafter 'mine' is cut off for 1 s: ValueError: no guess" in error.message
+
+    later = time.monotonic() + FIRST_PAUSE_S
+    monkeypatch.setattr(breaker, "_clock", lambda: later)
+    assert run("back")[2] == {1}
+    assert run("and stays")[0] == asked
+    assert engine.core.cut_off == () and not breaker.is_on_trial
 
 
 def test_a_cache_cannot_write_to_the_tokens_that_it_is_shown(

@@ -46,14 +46,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_host(tiny: Path) -> Callable[..., Host]:
-    """(drafter=None, processors=None, window=None) -> a host with a started worker."""
+    """(drafter=None, processors=None, window=None, verifies_trees=True) -> a host with a started worker."""
 
     def make(
         drafter: Drafter | None = None,
         processors: Mapping[str, LogitsProcessor] | None = None,
         window: int | None = None,
+        verifies_trees: bool = True,
     ) -> Host:
-        parts = worker_parts(tiny, drafter, processors, window)
+        parts = worker_parts(tiny, drafter, processors, window, verifies_trees)
         runner = Runner(parts)
         runner.start()
         return Host(runner, parts.groups)
@@ -86,6 +87,7 @@ def worker_parts(
     drafter: Drafter | None,
     processors: Mapping[str, LogitsProcessor] | None,
     window: int | None,
+    verifies_trees: bool = True,
 ) -> WorkerParts:
     facts = safetensors_describe.describe(folder)
     shape = describe(facts.config)
@@ -124,6 +126,8 @@ def worker_parts(
         build_model=llama.build,
         processors=builtin if processors is None else processors,
         drafter=drafter or NoDrafter(DrafterContext(8, VOCAB, NUM_ROWS, 100)),
+        taps=() if drafter is None else tuple(drafter.taps),
+        verifies_trees=verifies_trees,
         on_tensor=lambda name: None,
     )
 
@@ -189,6 +193,7 @@ class Host:
         propose: int = 0,
         drafts: Drafts | None = None,
         taps: tuple[int, ...] = (),
+        drafter_trial: int = 0,
     ) -> StepResult:
         """Computes so many tokens of each row, and so many draft nodes."""
         verify = verify or {}
@@ -215,6 +220,7 @@ class Host:
             pending=np.zeros(len(chunks), dtype=np.bool_),
             taps=taps,
             drafts=drafts,
+            drafter_trial=drafter_trial,
         )
         self._clear()
         result = self.runner.execute(batch)

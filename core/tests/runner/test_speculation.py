@@ -236,15 +236,52 @@ def test_unusable_drafts_are_an_error(
         host.step({0: 1}, verify={0: 1}, drafts=drafts_of({0: nodes}))
 
 
-def test_a_drafter_that_proposes_too_much_is_an_error(make_host: Any, drafts_of: Any) -> None:
+def test_a_drafter_that_proposes_too_much_is_cut_off(make_host: Any, drafts_of: Any) -> None:
     class Greedy(Oracle):
         def propose(self, seen: Observation) -> tuple[Drafts, Any]:
             return drafts_of({0: ([1, 2, 3], None)}), np.ones(3, dtype=np.float32)
 
     host = make_host(drafter=Greedy({}, 1.0, 1))
     host.admit(0, PROMPTS[0])
-    with pytest.raises(EngineError, match="3 nodes for row 0; allowed: 2"):
-        host.prefill([0], propose=2)
+    host.prefill([0], propose=2)
+    (result,) = host.results
+    assert "3 nodes for row 0; allowed: 2" in result.drafter_failed
+    assert result.num_drafts.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("parents", "kept"),
+    [
+        ([-1, -1, -1, -1], [0]),
+        ([-1, 0, 0, 1, 2, 3], [0, 1, 3, 5]),
+        ([-1, -1, 1, 2], [0]),
+        ([-1, 0, 1, 2], [0, 1, 2, 3]),
+        ([-1, 0, 0, 2, 3], [0, 1]),
+    ],
+)
+def test_without_a_mask_a_tree_is_cut_to_its_first_path(
+    make_host: Any, drafts_of: Any, parents: list[int], kept: list[int]
+) -> None:
+    tokens = list(range(30, 30 + len(parents)))
+    nodes = {0: (tokens, parents), 2: ([9, 8], None)}
+
+    class Branching(Oracle):
+        def propose(self, seen: Observation) -> tuple[Drafts, Any]:
+            count = len(parents) + 2
+            return drafts_of(nodes), np.linspace(0, 1, count, dtype=np.float32)
+
+    host = make_host(drafter=Branching({0: [], 2: []}, 1.0, 1), verifies_trees=False)
+    for row in (0, 2):
+        host.admit(row, PROMPTS[row])
+    host.prefill([0, 2], propose=6)
+    result = host.results[-1]
+    assert result.drafter_failed == "" and result.parents is None
+    assert result.num_drafts.tolist() == [len(kept), 2]
+    table = host.runner._loaded.rows.drafts
+    assert table.token_ids[0, : len(kept)].tolist() == [tokens[node] for node in kept]
+    assert table.token_ids[2, :2].tolist() == [9, 8]
+    every = np.linspace(0, 1, len(parents) + 2, dtype=np.float32)
+    assert result.confidences.tolist() == [*every[kept], *every[-2:]]
 
 
 class Grammar(LogitsProcessor):

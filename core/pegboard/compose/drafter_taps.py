@@ -1,0 +1,38 @@
+"""The hidden states that a drafter wants, against those that the model has."""
+
+from __future__ import annotations
+
+from operator import index
+
+from pegboard.errors import InterfaceNotSatisfied
+from pegboard.interfaces.drafter import Drafter
+from pegboard.interfaces.model import ModelShape
+from pegboard.plugins.composition import Part
+
+
+def taps_of(drafter: Drafter, part: Part, shape: ModelShape) -> tuple[int, ...]:
+    """The decoder layers whose inputs a drafter wants.
+
+    Args:
+        part: the drafter's, for messages.
+
+    Raises:
+        InterfaceNotSatisfied: one of them is none of the model's.
+    """
+    try:
+        taps = tuple(index(tap) for tap in drafter.taps)
+    except TypeError as problem:
+        raise _refused(part, f"taps: {drafter.taps!r}", shape) from problem
+    for tap in taps:
+        if tap not in shape.taps:
+            raise _refused(part, f"taps: {tap}", shape)
+    return taps
+
+
+def _refused(part: Part, was: str, shape: ModelShape) -> InterfaceNotSatisfied:
+    return InterfaceNotSatisfied(
+        part.origin.plugin,
+        f"drafter {part.name!r} wants {was}",
+        origin=str(part.origin),
+        allowed=f"layers 0 to {shape.taps[-1]} of the model, and -1 for the embedding's output",
+    )

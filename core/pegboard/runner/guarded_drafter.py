@@ -1,0 +1,118 @@
+"""A drafter behind a guard: whatever it does, the step goes on, without drafts if need be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import ParamSpec
+
+import numpy as np
+import torch
+
+from pegboard.errors import PLUGIN_FAILURES, EngineError, described, raised_at
+from pegboard.interfaces.drafter import MAX_CALL_S, Drafter, Observation
+from pegboard.runner.drafting import checked, observe, of_rows
+from pegboard.runner.inputs import StepInputs
+from pegboard.runner.rows import Rows
+from pegboard.runner.verification import Accepted
+from pegboard.step import Bool, RowAdmission, StepBatch
+
+P = ParamSpec("P")
+
+
+class GuardedDrafter:
+    """Calls a drafter for the rows that it knows. One that errs is not called until it is tried again:
+    then it gives back the rows that it had, and begins with those admitted from there on."""
+
+    def __init__(self, drafter: Drafter, taps: tuple[int, ...], rows: Rows) -> None:
+        """
+        Args:
+            taps: decoder layers whose input hidden states it wants; all of them are the model's.
+            rows: the worker's tables; what it proposes goes into their draft nodes.
+        """
+        self._drafter = drafter
+        self._taps = taps
+        self._rows = rows
+        self._known: Bool = np.zeros(len(rows.num_known), np.bool_)
+        self._owed: dict[int, int] = {}
+        self._trial = 0
+        self._is_cut_off = False
+        self._failure = ""
+
+    def begin(self, trial: int) -> None:
+        """A step begins; `trial` is the batch's. A new one brings the drafter back."""
+        if trial == self._trial:
+            return
+        self._trial, self._is_cut_off = trial, False
+        while self._owed and not self._is_cut_off:
+            self._call(self._drafter.release, *self._owed.popitem())
+
+    def admit(self, admission: RowAdmission) -> None:
+        """A sequence took a row."""
+        self._known[admission.row] = self._call(self._drafter.admit, admission)
+
+    def release(self, row: int, num_tokens: int) -> None:
+        """A row is given back; one that the drafter does not know is no news to it."""
+        if self._known[row]:
+            self._known[row] = False
+            self._call(self._drafter.release, row, num_tokens)
+        elif row in self._owed:
+            self._owed[row] = min(self._owed[row], num_tokens)
+
+    def taps(self, batch: StepBatch) -> tuple[int, ...]:
+        """Decoder layers whose input hidden states it wants of a step."""
+        return self._taps if self._taps and self._known[batch.rows].any() else ()
+
+    def redraft(
+        self,
+        batch: StepBatch,
+        inputs: StepInputs,
+        accepted: Accepted,
+        taps: dict[int, torch.Tensor],
+    ) -> None:
+        """Replaces the nodes of the step's rows by what the drafter proposes."""
+        self._rows.drafts.drop(batch.rows)
+        known = self._known[batch.rows]
+        if not known.any():
+            return
+        seen = observe(batch, inputs, accepted, taps)
+        self._call(self._propose, seen if known.all() else of_rows(seen, known))
+
+    def take_failure(self) -> str:
+        """For what the drafter was cut off since the last call; "": it was not."""
+        failure, self._failure = self._failure, ""
+        return failure
+
+    def _propose(self, seen: Observation) -> None:
+        missing = [layer for layer in self._taps if layer not in seen.taps]
+        if missing:
+            raise EngineError(
+                f"it wants the inputs of layers {missing}, which the model does not give"
+            )
+        drafts, confidences = checked(self._drafter.propose(seen), seen)
+        if len(drafts.rows):
+            self._rows.drafts.put(drafts, confidences)
+
+    def _call(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Whether a call came off; one that does not is the last."""
+        if self._is_cut_off:
+            return False
+        started = time.perf_counter()
+        try:
+            function(*args, **kwargs)
+        except EngineError as error:
+            self._cut_off(str(error))
+        except PLUGIN_FAILURES as error:
+            self._cut_off(described(error) + raised_at(error))
+        taken = time.perf_counter() - started
+        if taken > MAX_CALL_S and not self._is_cut_off:
+            name = getattr(function, "__name__", "a call").lstrip("_")
+            self._cut_off(f"{name} took {taken:.1f} s; allowed: {MAX_CALL_S:g}")
+        return not self._is_cut_off
+
+    def _cut_off(self, reason: str) -> None:
+        """The rows that it has stay its own until it can be told that they are gone."""
+        self._is_cut_off, self._failure = True, reason
+        for row in np.flatnonzero(self._known).tolist():
+            self._owed[row] = int(self._rows.num_known[row])
+        self._known[:] = False

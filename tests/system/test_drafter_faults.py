@@ -1,0 +1,211 @@
+"""Drafters that err, and trees where nothing masks them: no token changes, and no request ends."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegboard import Config, Engine, SamplingParams
+from pegboard.cli.check import report
+from pegboard.compose import prepare
+from pegboard.engine import breaker
+from pegboard.errors import InterfaceNotSatisfied
+from pegboard.interfaces.drafter import Drafter
+from pegboard.testing.erring_drafter import ErringDrafter
+from pegboard.testing.guessing_drafter import GuessingDrafter
+from pegboard.testing.invariance import (
+    Case,
+    Traces,
+    differences,
+    run_case,
+    various_params,
+    various_prompts,
+)
+
+PROMPTS = various_prompts((1, 5, 3, 24, 17, 31, 8, 2, 9), range(2, 517))
+PARAMS = various_params(len(PROMPTS))
+
+MASKLESS = """# /// pegboard
+# [plugin]
+# name = "maskless"
+# [[provides]]
+# interface = "attention"
+# version = {version}
+# name = "maskless"
+# summary = "The reference, which knows of no tree"
+# layout = "pegboard.builtin.torch_attention_layout:layout"
+# encodings = ["none"]
+# promises = ["window", "soft_cap", "lse"]
+# ///
+from dataclasses import replace
+
+from pegboard import hookimpl
+from pegboard.builtin.torch_attention import TorchAttention
+
+
+class Maskless(TorchAttention):
+    def prepare(self, batch):
+        super().prepare(replace(batch, ancestors=None))
+
+
+@hookimpl
+def pegboard_attention_backends():
+    return {{"maskless": Maskless}}
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tiny_models: dict[str, Path]) -> dict[str, Any]:
+    return {
+        "model": str(tiny_models["llama"]),
+        "max_model_len": 64,
+        "dtype": "float64",
+        "kv_cache": {"block_size": 4},
+        "threads": 1,
+    }
+
+
+@pytest.fixture(scope="module")
+def maskless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Settings under which attention has no `query_mask`."""
+    from pegboard.interfaces.attention import VERSION
+
+    file = tmp_path_factory.mktemp("plugin") / "maskless.py"
+    file.write_text(MASKLESS.format(version=VERSION))
+    return {"plugins": {"load": [str(file)]}, "attention": "maskless"}
+
+
+@pytest.fixture(scope="module")
+def alone(config: dict[str, Any]) -> Traces:
+    return run_case(config, Case(batch=1), PROMPTS, PARAMS)
+
+
+@pytest.fixture(scope="module")
+def outputs(alone: Traces) -> dict[tuple[tuple[int, ...], int], tuple[int, ...]]:
+    """What each sequence becomes, for drafters."""
+    return {(PROMPTS[number], index): trace.tokens for (number, index), trace in alone.items()}
+
+
+def drafting(name: str, num_nodes: int = 6) -> dict[str, Any]:
+    return {"drafter": {"name": name, "num_speculative_tokens": num_nodes}}
+
+
+WAYS = list(itertools.product(range(3), (True, False), (1, 3), (0.0, 0.02)))
+"""Seed, whether attention masks trees, guesses a depth, and seconds until the drafter is tried again."""
+FEW = [(0, True, 1, 0.0), (1, True, 3, 0.02), (2, False, 3, 0.0), (0, False, 1, 0.02)]
+
+
+@pytest.mark.parametrize(
+    ("seed", "masks", "width", "pause"),
+    [*FEW, *(pytest.param(*way, marks=pytest.mark.slow) for way in WAYS if way not in FEW)],
+)
+def test_a_drafter_that_errs_changes_no_token(
+    config: dict[str, Any],
+    maskless: dict[str, Any],
+    alone: Traces,
+    outputs: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    masks: bool,
+    width: int,
+    pause: float,
+) -> None:
+    monkeypatch.setattr(breaker, "FIRST_PAUSE_S", pause)
+    monkeypatch.setattr(breaker, "MAX_PAUSE_S", 2 * pause)
+    drafter = ErringDrafter(outputs, 0.7, width, seed)
+    settings = drafting("ErringDrafter") | ({} if masks else maskless)
+    case = Case(
+        batch=(5, 2, 17)[seed],
+        chunk=(None, 7, 3)[seed],
+        interruptions=seed or None,
+        arrivals=2,
+        settings=settings,
+    )
+    got = run_case(config, case, PROMPTS, PARAMS, drafter=drafter, may_be_cut_off=("drafter",))
+    assert differences(alone, got, tolerance=1e-5) == []
+    assert drafter.num_errors > (0 if pause else 3)
+
+
+@pytest.mark.parametrize("right", [1.0, 0.0, 0.5], ids=["right", "wrong", "partly right"])
+def test_trees_without_a_mask_change_no_token(
+    config: dict[str, Any], maskless: dict[str, Any], alone: Traces, outputs: Any, right: float
+) -> None:
+    settings = drafting("GuessingDrafter") | maskless
+    drafter = GuessingDrafter(outputs, right, width=3)
+    got = run_case(config, Case(batch=5, settings=settings), PROMPTS, PARAMS, drafter=drafter)
+    assert differences(alone, got, tolerance=1e-5) == []
+
+
+def test_check_says_that_trees_are_cut(config: dict[str, Any], maskless: dict[str, Any]) -> None:
+    def notes(**settings: Any) -> list[str]:
+        asked = Config.from_values(config | settings)
+        objects: dict[str, Any] = (
+            {"drafter": GuessingDrafter({}, 1.0)} if "drafter" in settings else {}
+        )
+        prepared = prepare(asked, **objects)
+        found: list[str] = report(asked, prepared.composition, prepared.ledger)["notes"]
+        return found
+
+    line = "drafter: trees are cut to their first path: attention 'maskless' has no query_mask"
+    assert line in notes(**maskless, **drafting("GuessingDrafter"))
+    assert line not in notes(**maskless)
+    assert not [note for note in notes(**drafting("GuessingDrafter")) if "trees" in note]
+
+
+@pytest.mark.parametrize("taps", [(2,), (-2,), (0, 1, 40), ("last",), (0.5,), None, 3], ids=repr)
+def test_taps_that_do_not_exist_are_refused_before_weights_load(
+    config: dict[str, Any], taps: Any
+) -> None:
+    class Tapping(GuessingDrafter):
+        pass
+
+    Tapping.taps = taps
+    with pytest.raises(InterfaceNotSatisfied) as caught:
+        Engine(config | drafting("Tapping"), drafter=Tapping({}, 1.0))
+    named = taps[-1] if isinstance(taps, tuple) and isinstance(taps[-1], int) else taps
+    assert f"drafter 'Tapping' wants taps: {named!r}" in str(caught.value)
+    assert "allowed: layers 0 to 1 of the model, and -1" in str(caught.value)
+
+
+def test_an_engine_tells_what_its_drafter_did_and_brings_it_back(
+    config: dict[str, Any], outputs: Any, alone: Traces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Once(GuessingDrafter):
+        def __init__(self) -> None:
+            super().__init__(outputs, 1.0)
+            self.num_asked = 0
+
+        def propose(self, seen: Any) -> Any:
+            self.num_asked += 1
+            if self.num_asked == 2:
+                raise ValueError("no guess")
+            return super().propose(seen)
+
+    drafter: Drafter = Once()
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    with Engine(config | drafting("Once"), drafter=drafter) as engine:
+
+        def run() -> tuple[tuple[int, ...], int]:
+            engine.submit(PROMPTS[0], params)
+            tokens: list[int] = []
+            num_steps = 0
+            while engine.has_work():
+                tokens += (token for delta in engine.step() for token in delta.token_ids)
+                num_steps += 1
+            return tuple(tokens), num_steps
+
+        assert engine.core.cut_off == ()
+        assert run()[0] == alone[0, 0].tokens
+        (cut_off,) = engine.core.cut_off
+        assert (cut_off.part, cut_off.name) == ("drafter", "Once")
+        assert cut_off.reason.startswith("ValueError: no guess (test_drafter_faults.py:")
+        assert run() == (alone[0, 0].tokens, 6)
+        drafting_breaker = engine.core._drafting.breaker
+        later = drafting_breaker._clock() + breaker.FIRST_PAUSE_S
+        monkeypatch.setattr(drafting_breaker, "_clock", lambda: later)
+        tokens, num_steps = run()
+        assert tokens == alone[0, 0].tokens and num_steps < 6
+        assert engine.core.cut_off == () and not drafting_breaker.is_on_trial
