@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from pegboard.config_values import nearest, shown
 from pegboard.errors import ConfigError, ConfigMistakes
+from pegboard.regular_files import MAX_SETTINGS_BYTES, read_text
 
 Location = tuple[int | str, ...]
 """Keys from the top to a value, and positions in lists."""
@@ -27,7 +28,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     where = os.fspath(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, limit=MAX_SETTINGS_BYTES)
     except FileNotFoundError:
         raise ConfigError(where, "no such file", fix="name a config file: --config FILE") from None
     except (OSError, UnicodeDecodeError) as error:

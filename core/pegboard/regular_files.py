@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 MIB = 2**20
 
@@ -42,7 +42,7 @@ class UnfitFile(OSError):
         self.strerror = reason
 
 
-def open_regular(path: Path | str) -> BinaryIO:
+def open_regular(path: Path | str) -> BufferedReader:
     """A regular file, open for reading; the call returns at once whatever is there.
 
     Raises:

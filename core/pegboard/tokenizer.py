@@ -13,6 +13,7 @@ import tokenizers
 from pegboard.chat.renderer import MAX_BYTES, ChatRenderer
 from pegboard.errors import RequestError, TokenizerError
 from pegboard.interfaces.checkpoint import TokenizerFacts
+from pegboard.regular_files import MAX_TOKENIZER_BYTES, read_bytes
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -33,7 +34,8 @@ def load_tokenizer(
     if facts.file is None:
         raise TokenizerError(f"{where}: tokenizer", "the checkpoint has none", fix="tokenizer: REF")
     try:
-        library = tokenizers.Tokenizer.from_file(facts.file)
+        content = read_bytes(facts.file, limit=MAX_TOKENIZER_BYTES)
+        library = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError(
             f"{facts.file}",

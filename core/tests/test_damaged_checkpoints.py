@@ -4,6 +4,7 @@ memory."""
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import time
@@ -205,6 +206,63 @@ def test_bytes_of_a_file(whole: Path, file: str, changed: list[Change]) -> None:
             content = change(content)
         (folder / file).write_bytes(content)
         refusal(folder)
+
+
+def _as_fifo(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def _as_endless_device(file: Path) -> None:
+    file.symlink_to("/dev/zero")
+
+
+def _as_folder(file: Path) -> None:
+    file.mkdir()
+
+
+def _as_huge(file: Path) -> None:
+    with file.open("wb") as opened:
+        opened.truncate(2**30)  # takes no room on the disk
+
+
+@pytest.mark.parametrize(
+    ("put", "was"),
+    [
+        (_as_fifo, "a FIFO"),
+        (_as_endless_device, "a device"),
+        (_as_folder, "a folder"),
+        (_as_huge, "MiB"),
+    ],
+)
+@pytest.mark.parametrize(
+    "file",
+    [
+        "config.json",
+        "generation_config.json",
+        "quantize_config.json",
+        "quant_config.json",
+        "hf_quant_config.json",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+    ],
+)
+def test_a_file_that_is_none_to_be_read(
+    whole: Path, file: str, put: Callable[[Path], None], was: str
+) -> None:
+    if file == "model.safetensors" and put is _as_huge:
+        was = "header"  # weights may be of any size
+    with copy_of(whole) as folder:
+        if file.endswith("index.json"):
+            (folder / "model.safetensors").unlink()
+        (folder / file).unlink(missing_ok=True)
+        put(folder / file)
+        error = refusal(folder)
+        assert error is not None and file in str(error) and was in str(error), error
 
 
 tensor_entries = st.fixed_dictionaries(

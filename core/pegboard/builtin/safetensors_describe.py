@@ -20,6 +20,7 @@ from pegboard.builtin.checkpoint_json import read_json, read_optional_json
 from pegboard.builtin.tokenizer_files import tokenizer_facts
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts, TensorFact
+from pegboard.regular_files import MAX_INDEX_BYTES, open_regular
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -89,7 +90,7 @@ def _quantization(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, 
     file, key, default = folder / "config.json", "quantization_config", None
     quantization = config.get(key) or config.get("compression_config") or {}
     for name, method_of_file in QUANTIZATION_FILES.items():
-        if not quantization and (folder / name).is_file():
+        if not quantization and (folder / name).exists():
             file, key, default = folder / name, "", method_of_file
             quantization = read_json(file)
             quantization = quantization.get("quantization", quantization)
@@ -111,9 +112,9 @@ def shard_files(path: Path) -> tuple[Path, ...]:
     """
     if not path.is_dir():
         return (path,)
-    if (path / SINGLE).is_file():
+    if (path / SINGLE).exists():
         return (path / SINGLE,)
-    if (path / INDEX).is_file():
+    if (path / INDEX).exists():
         names = sorted(set(_weight_map(path).values()))
         return tuple(path / name for name in names)
     found = sorted(file.name for file in path.iterdir() if file.suffix in {".safetensors", ".bin"})
@@ -132,6 +133,7 @@ def open_shard(file: Path, framework: str) -> Iterator[Any]:
         CheckpointError: it is missing or damaged; reading from it while open raises that too.
     """
     try:
+        open_regular(file).close()  # the library would wait for a FIFO
         with safe_open(file, framework=framework) as handle:
             yield handle
     except FileNotFoundError:
@@ -158,7 +160,7 @@ def _tensor_facts(path: Path, files: tuple[Path, ...]) -> dict[str, TensorFact]:
                 stored = handle.get_slice(name)
                 facts[name] = _tensor_fact(file, name, stored.get_shape(), stored.get_dtype())
                 holder[name] = file.name
-    if path.is_dir() and not (path / SINGLE).is_file():
+    if path.is_dir() and not (path / SINGLE).exists():
         _check_index(path, holder)
     return facts
 
@@ -175,7 +177,7 @@ def _tensor_fact(file: Path, name: str, shape: list[int], dtype: str) -> TensorF
 def _weight_map(folder: Path) -> Mapping[str, str]:
     """The index's tensor name to file name."""
     index = folder / INDEX
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json(index, limit=MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(str(index), "no weight_map", allowed="tensor names to file names")
     for tensor, file in weight_map.items():

@@ -9,6 +9,7 @@ from typing import Any
 from pegboard.builtin.checkpoint_json import read_optional_json
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import TokenizerFacts
+from pegboard.regular_files import MAX_TEMPLATE_BYTES, read_text
 
 
 def tokenizer_facts(folder: Path) -> TokenizerFacts:
@@ -22,7 +23,7 @@ def tokenizer_facts(folder: Path) -> TokenizerFacts:
     tokens = read_optional_json(folder / "special_tokens_map.json") | settings
     file = folder / "tokenizer.json"
     return TokenizerFacts(
-        file=str(file.absolute()) if file.is_file() else None,
+        file=str(file.absolute()) if file.exists() else None,
         chat_template=_chat_template(folder, settings),
         special_tokens=_special_tokens(tokens),
     )
@@ -31,11 +32,12 @@ def tokenizer_facts(folder: Path) -> TokenizerFacts:
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """A file of its own goes before the tokenizer's settings."""
     file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(str(file), f"cannot be read ({error})") from error
+    try:
+        return read_text(file, limit=MAX_TEMPLATE_BYTES)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise CheckpointError(str(file), f"cannot be read ({error})") from error
     template = read_optional_json(folder / "chat_template.json").get("chat_template")
     return _default_template(template or settings.get("chat_template"))
 

@@ -40,6 +40,7 @@ from pegboard.plugins.guard import guarded
 from pegboard.plugins.inspect import inspect_checkpoint, inspect_model
 from pegboard.plugins.loader import options_of
 from pegboard.plugins.resolver import Inspected, resolve
+from pegboard.regular_files import MAX_TEMPLATE_BYTES, read_text
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def _tokenizer_facts(config: Config, catalog: Catalog, facts: CheckpointFacts) -
         tokenizer = dataclasses.replace(tokenizer, chat_template=None)
     elif config.chat_template != "auto":
         try:
-            template = Path(config.chat_template).read_text(encoding="utf-8")
+            template = read_text(Path(config.chat_template), limit=MAX_TEMPLATE_BYTES)
         except (OSError, ValueError) as problem:
             raise ConfigError("chat_template", str(problem), fix="name a jinja2 file") from None
         tokenizer = dataclasses.replace(tokenizer, chat_template=template)

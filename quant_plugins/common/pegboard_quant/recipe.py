@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pegboard.errors import ConfigError, ConfigMistakes
 from pegboard.interfaces.quantizer import Calibrator, WeightSpec
+from pegboard.regular_files import MAX_SETTINGS_BYTES, read_text
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -78,7 +79,7 @@ def read_recipe(path: Path) -> Recipe:
         ConfigError: it cannot be read, or says what a recipe cannot say; each mistake with its path.
     """
     try:
-        said = yaml.safe_load(path.read_text(encoding="utf-8"))
+        said = yaml.safe_load(read_text(path, limit=MAX_SETTINGS_BYTES))
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(str(path), f"cannot be read: {problem}", fix="name a file") from None
     except (yaml.YAMLError, RecursionError) as problem:

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from pegboard.errors import ConfigError
+from pegboard.regular_files import open_regular
 
 FOLDER_VARIABLE = "PEGBOARD_CACHE"
 SIZE_VARIABLE = "PEGBOARD_CACHE_SIZE"
@@ -158,7 +159,7 @@ def known_digest(path: Path, cache: Cache) -> str | None:
 def content_digest(path: Path, cache: Cache) -> str:
     """sha256 of a file in hex; reads all of it."""
     identity = _identity(path)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if _identity(path) == identity:
         cache.store(_index_name(path), (identity, digest))

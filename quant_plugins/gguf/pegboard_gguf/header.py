@@ -24,12 +24,15 @@ from gguf.constants import (
 )
 
 from pegboard.errors import CheckpointError
+from pegboard.regular_files import MIB, open_regular
 
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
 MAX_ITEMS = 2**23
 """Of all arrays together. Vocabularies have some hundred thousand tokens; an item is an object."""
 MAX_STRING_BYTES = 2**22
+MAX_BYTES = 128 * MIB
+"""Of metadata and entries of tensors; a vocabulary of 262,144 tokens has 10 MiB."""
 
 _NUMBERS = {
     GGUFValueType.UINT8: "<u1",
@@ -81,7 +84,7 @@ def read_header(path: Path) -> Header:
     """
     try:
         with (
-            path.open("rb") as file,
+            open_regular(path) as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
         ):
             return _parse(_Cursor(data, path))
@@ -107,6 +110,8 @@ class _Cursor:
                 fix="download the file again",
             )
         self.position = start + num_bytes
+        if self.position > MAX_BYTES:
+            raise self.fault("has a header that does not end", allowed=f"{MAX_BYTES // MIB} MiB")
         return self._data[start : self.position]
 
     def uint32(self) -> int:

@@ -10,6 +10,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts, CheckpointSource
+from pegboard.regular_files import open_regular
 from pegboard_gguf.header import StoredTensor, read_header
 from pegboard_gguf.translate import PLAIN_DTYPES, tensor_name
 
@@ -32,7 +33,7 @@ class GGUFSource(CheckpointSource):
         if not facts.tensors.keys() <= self._tensors.keys():
             raise CheckpointError(facts.path, "has changed since it was described")
         self._interleaved_heads = _interleaved_heads(facts)
-        self._file = self._path.open("rb")
+        self._file = open_regular(self._path)
 
     def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         tensor = self._tensors.get(name)

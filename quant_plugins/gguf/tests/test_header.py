@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,18 @@ def test_a_cut_file_is_truncated_wherever_it_is_cut(tiny_file: Path, fraction: f
     tiny_file.write_bytes(content[: int(len(content) * fraction)])
     with pytest.raises(CheckpointError, match="truncated"):
         describe(tiny_file)
+
+
+@pytest.mark.parametrize("in_a_folder", [True, False])
+def test_a_fifo_is_not_waited_for(tmp_path: Path, in_a_folder: bool) -> None:
+    os.mkfifo(tmp_path / "model.gguf")
+    with pytest.raises(CheckpointError, match="a FIFO, and only regular files are read"):
+        describe(tmp_path if in_a_folder else tmp_path / "model.gguf")
+
+
+def test_a_header_has_a_limit(
+    tmp_path: Path, tiny_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pegboard_gguf.header.MAX_BYTES", 100)
+    with pytest.raises(CheckpointError, match="a header that does not end"):
+        read_header(tiny_file)
