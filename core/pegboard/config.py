@@ -19,6 +19,7 @@ from pegboard.config_values import (
     AutoThreads,
     Count,
     Host,
+    Hosts,
     Kernels,
     MaxStep,
     Memory,
@@ -202,11 +203,25 @@ class LimitsConfig(Section):
 
 
 class ServerConfig(Section):
-    """The HTTP server. Port 0 takes a free one; `api_keys` None lets everybody in."""
+    """The HTTP server.
+
+    Attributes:
+        port: to listen on; 0 takes a free one.
+        api_keys: keys that let clients in, each a text or `file:PATH`. None: those of the environment's
+            PEGBOARD_API_KEY, and without these everybody may come in.
+        admin_keys: keys for what concerns all clients, `/metrics` and `/reset_prefix_cache`; they let in
+            wherever those of `api_keys` do. None: those of PEGBOARD_ADMIN_KEY, and without these
+            nobody may where there are `api_keys`, and everybody where there are none. Without `api_keys`,
+            admins alone need a key.
+        allowed_hosts: names by which a server without `api_keys` may be called on a loopback address,
+            beside localhost; what another page in a browser sends bears its name.
+    """
 
     host: Host = "127.0.0.1"
     port: Port = 8000
     api_keys: ApiKeys = None
+    admin_keys: ApiKeys = None
+    allowed_hosts: Hosts = Field(default_factory=list)
     served_model_name: Text = "auto"
     limits: LimitsConfig = LimitsConfig()
 

@@ -107,6 +107,17 @@ def _host(value: Any) -> str:
     return host
 
 
+def _hosts(value: Any) -> list[str]:
+    hosts = [value] if isinstance(value, str) else value
+    if not isinstance(hosts, (list, tuple)):
+        raise refused(shown(value), "a list of hosts")
+    for host in map(_host, hosts):
+        is_address = set(host) <= set("0123456789abcdefABCDEF:.[]")
+        if re.search(r"[\s/?#@*]", host) or (":" in host and not is_address):
+            raise refused(shown(host), "a host's name or address alone, such as box.example.org")
+    return list(hosts)
+
+
 def _optional_text(value: Any) -> str | None:
     return None if value in (None, "none") else _text(value)
 
@@ -166,11 +177,13 @@ def _texts(value: Any) -> list[str]:
 def _api_keys(value: Any) -> list[str] | None:
     if value in (None, "none"):
         return None
-    keys = [value] if isinstance(value, str) else value
-    if isinstance(keys, (list, tuple)) and keys and all(k and isinstance(k, str) for k in keys):
-        return list(keys)
     # Not shown: what stands there may hold a secret.
-    raise refused("not a list of texts", "none, a text, or a list of texts")
+    keys = [value] if isinstance(value, str) else value
+    if not (isinstance(keys, (list, tuple)) and keys and all(isinstance(k, str) for k in keys)):
+        raise refused("not a list of texts", "none, a text, or a list of texts")
+    if not all(key.strip() for key in keys):
+        raise refused("a blank key", "none, a text, or a list of texts", "leave it out")
+    return list(keys)
 
 
 def _table(value: Any) -> dict[str, Any]:
@@ -205,6 +218,8 @@ AutoCount = Annotated[int | Auto, whole(1, word="auto")]
 AutoThreads = Annotated[int | Auto, whole(1, MAX_THREADS, word="auto")]
 Host = Annotated[str, PlainValidator(_host)]
 """A name or an address."""
+Hosts = Annotated[list[str], PlainValidator(_hosts)]
+"""Names or addresses, without ports."""
 Port = Annotated[int, whole(0, 65535)]
 Seed = Annotated[int | None, PlainValidator(_seed)]
 MaxStep = Annotated[int | Auto | None, PlainValidator(_max_step_ms)]

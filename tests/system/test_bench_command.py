@@ -116,7 +116,8 @@ def test_a_served_model_is_measured_and_shown(model: str, tmp_path: Path) -> Non
 def test_a_running_server_counts_the_same_tokens_and_a_wrong_key_is_one_line(
     serve: Any, model: str, tmp_path: Path
 ) -> None:
-    served = serve(model, "--api-key", "secret", "--served-model-name", "tiny")
+    keys = ("--api-key", "secret", "--set", "server.admin_keys=boss")
+    served = serve(model, *keys, "--served-model-name", "tiny")
     numbers = tmp_path / "out.json"
     arguments = (
         "--url",
@@ -127,13 +128,13 @@ def test_a_running_server_counts_the_same_tokens_and_a_wrong_key_is_one_line(
         "4",
         *LOAD,
     )
-    finish(start(*arguments, "--api-key", "secret", "--json", str(numbers)))
+    finish(start(*arguments, "--api-key", "boss", "--json", str(numbers)))
     found = json.loads(numbers.read_text())
     assert found["model_id"] == "tiny"
     assert found["max_concurrent_requests"] == 4
 
     def total(name: str) -> float:
-        text = httpx.get(f"{served.url}/metrics", headers={"authorization": "Bearer secret"}).text
+        text = httpx.get(f"{served.url}/metrics", headers={"authorization": "Bearer boss"}).text
         return sum(
             float(n) for n in re.findall(rf"^pegboard_{name}_total\{{.*\}} (\S+)$", text, re.M)
         )

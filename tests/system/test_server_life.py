@@ -107,19 +107,28 @@ def test_keys_of_the_environment_count_and_go_no_further(
     serve: Any, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PEGBOARD_API_KEY", "one,schlüssel")
+    monkeypatch.setenv("PEGBOARD_ADMIN_KEY", "boss")
     served = serve(model)
     url = served.url + "/v1/models"
     assert httpx.get(url).status_code == 401
     assert httpx.get(url, headers={"authorization": "Bearer one"}).status_code == 200
     other = "Bearer schlüssel".encode()
     assert httpx.get(url, headers=[(b"authorization", other)]).status_code == 200
-    assert "PEGBOARD_API_KEY" not in psutil.Process(served.engine_pid).environ()
+    metrics = served.url + "/metrics"
+    assert httpx.get(metrics, headers={"authorization": "Bearer one"}).status_code == 403
+    assert httpx.get(metrics, headers={"authorization": "Bearer boss"}).status_code == 200
+    environment = psutil.Process(served.engine_pid).environ()
+    assert not {"PEGBOARD_API_KEY", "PEGBOARD_ADMIN_KEY"} & set(environment)
 
 
 def test_keys_are_asked_for_where_they_are_set(serve: Any, model: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\nsecond\n")
-    served = serve(model, "--api-key", "first", "--api-key", f"file:{file}")
+    admins = tmp_path / "admins"
+    admins.write_text("boss\n")
+    given = ("--api-key", "first", "--api-key", f"file:{file}")
+    served = serve(model, *given, "--set", f"server.admin_keys=file:{admins}")
+    assert "boss" not in served.log
     assert "second" not in " ".join(psutil.Process(served.process.pid).cmdline())
     for path in ("/v1/models", "/metrics", "/nothing", "/openapi.json", "/tokenize", "//health"):
         answer = httpx.get(served.url + path)
@@ -127,7 +136,12 @@ def test_keys_are_asked_for_where_they_are_set(serve: Any, model: Path, tmp_path
         assert answer.json()["error"]["code"] == "invalid_api_key"
     for path in ("/health", "/ready", "/live"):
         assert httpx.get(served.url + path).status_code == 200
-    for key in ("first", "second"):
+    reset = f"{served.url}/reset_prefix_cache"
+    for key, status in (("first", 403), ("second", 403), ("boss", 200)):
+        headers = {"authorization": f"Bearer {key}"}
+        assert httpx.get(f"{served.url}/metrics", headers=headers).status_code == status
+        assert httpx.post(reset, headers=headers).status_code == status
+    for key in ("first", "second", "boss"):
         with served.client(key) as client:
             assert len(client.models.list().data) == 1
         assert httpx.get(served.url + "/v1/models", headers={"x-api-key": key}).status_code == 200
@@ -155,6 +169,19 @@ def _post_unread(url: str, body: dict[str, Any]) -> socket.socket:
     head = f"POST {where.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
     connection.sendall(f"{head}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
     return connection
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--api-key", ""), ("--api-key", " \t"), ("--set", "server.admin_keys=' '")],
+)
+def test_a_blank_key_is_one_line_before_anything_starts(
+    model: Path, arguments: tuple[str, ...]
+) -> None:
+    done = run_serve(str(model), "--port", "0", *arguments)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "a blank key" in done.stderr
 
 
 def test_a_taken_port_is_one_line_before_anything_starts(model: Path) -> None:

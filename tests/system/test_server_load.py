@@ -156,7 +156,7 @@ def test_a_client_that_does_not_read_costs_bounded_memory(long_running: Any) -> 
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect((where.host, where.port))
     content = json.dumps(body(5_000, logprobs=20, n=32)).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with connection:
         connection.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
         # It may be given up before a second is over, so that no look finds it running.

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,11 +23,12 @@ _MISTAKE = re.compile(r"^error: (.+)$", re.MULTILINE)
 
 
 @contextmanager
-def own_server(arguments: Sequence[str]) -> Iterator[str]:
+def own_server(arguments: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
     """The URL of a server that runs until the block ends, however it does.
 
     Args:
         arguments: of `serve`, which takes a free port of the loopback device.
+        environment: variables that it gets beside those of this process.
 
     Raises:
         ConfigError: the server says what is wrong with the arguments.
@@ -44,6 +45,7 @@ def own_server(arguments: Sequence[str]) -> Iterator[str]:
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
+                env={**os.environ, **environment},
                 start_new_session=True,
             )
         try:

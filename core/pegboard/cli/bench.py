@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,20 +145,24 @@ def _server(
             )
         if not url.startswith(("http://", "https://")):
             raise ConfigError("--url", repr(url), allowed="http://HOST:PORT")
+        if api_key is not None and not api_key.strip():
+            raise ConfigError("--api-key", "a blank key", fix="leave it out, or put a key there")
         yield url, api_key or _key_of(os.environ)
         return
     if model is None and config is None:
         raise ConfigError("--config", "missing", fix="--config FILE, a MODEL, or --url URL")
     from pegboard.bench.own_server import own_server
-    from pegboard.server.keys import read_keys
+    from pegboard.server.keys import ADMIN_VARIABLE, read_keys
 
     settings = load_config(config, {} if model is None else {"model": model}, sets)
-    keys = read_keys(settings.server.api_keys, os.environ)
+    keys = read_keys(settings.server, os.environ)
     arguments = [] if model is None else [model]
     arguments += [] if config is None else ["--config", str(config)]
     arguments += [word for text in sets for word in ("--set", text)]
-    with own_server(arguments) as address:
-        yield address, keys[0] if keys else None
+    # An admin's key: the load's client reads `/metrics`, too.
+    key = keys.admin[0] if keys.admin else secrets.token_urlsafe()
+    with own_server(arguments, {ADMIN_VARIABLE: key} if keys.api else {}) as address:
+        yield address, key if keys.all else None
 
 
 def _key_of(environment: Mapping[str, str]) -> str | None:

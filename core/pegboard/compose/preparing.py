@@ -117,14 +117,15 @@ def prepare(
 
 
 def to_wire(prepared: Prepared) -> bytes:
-    """What another process needs to run what was prepared here; API keys do not travel.
+    """What another process needs to run what was prepared here; keys do not travel.
 
     Raises:
         ValueError: an object was given instead of a plugin, and cannot travel.
     """
     if prepared.objects:
         raise ValueError("objects cannot be sent to another process")
-    config = prepared.config.model_dump(mode="json", exclude={"server": {"api_keys"}})
+    keys = {"server": {"api_keys", "admin_keys"}}
+    config = prepared.config.model_dump(mode="json", exclude=keys)
     return msgspec.json.encode(_Wire(config, prepared.composition, prepared.ledger))
 
 

@@ -8,16 +8,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from pegboard.config import ServerConfig
 from pegboard.engine.breaker import CutOff
 from pegboard.errors import RequestError
 from pegboard.request import Request as EngineRequest
+from pegboard.server.access import RequireKey, admin_only
 from pegboard.server.call import Call
 from pegboard.server.caller import caller
 from pegboard.server.chat import chat_call, chat_chunks, chat_reply
@@ -25,10 +26,12 @@ from pegboard.server.completions import completion_call, completion_chunks, comp
 from pegboard.server.engine_client import EngineClient
 from pegboard.server.failures import RETRY_AFTER, ApiError, install_handlers
 from pegboard.server.json_body import BodyReader, JsonRoute
-from pegboard.server.middleware import CountRequests, HttpMetrics, LimitBody, RequireKey
+from pegboard.server.keys import Keys
+from pegboard.server.middleware import CountRequests, HttpMetrics, LimitBody
 from pegboard.server.protocol import ChatBody, CompletionBody
 from pegboard.server.replies import Chunk, ModelCard, ModelList
 from pegboard.server.served_model import ServedModel, TokenTexts
+from pegboard.server.sites import RefuseOtherSites
 from pegboard.server.stream import ClientGone, EventStream, while_connected
 from pegboard.server.submission import Submission
 from pegboard.server.tokenizing import DetokenizeBody, TokenizeBody, detokenize, tokenize
@@ -38,6 +41,8 @@ State = Literal["loading", "ready", "draining", "dead"]
 
 Reply = Callable[[Call, Submission, TokenTexts], Coroutine[Any, Any, msgspec.Struct]]
 Chunks = Callable[[Call, Submission, TokenTexts], AsyncIterator[Chunk]]
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 BODIES_TOGETHER = 32
 """So many of the largest bodies may be in memory at a time."""
@@ -53,16 +58,18 @@ class Service:
     """What the routes work with.
 
     Attributes:
-        api_keys: any of them lets a client in; none: everybody may.
+        keys: who may come in.
         max_num_seqs: most sequences that the engine runs at once.
+        on_loopback: whether it listens on a loopback address.
         draining: no new requests are taken, open ones may finish.
     """
 
     config: ServerConfig
-    api_keys: tuple[str, ...]
+    keys: Keys
     model: ServedModel
     engine: EngineClient
     max_num_seqs: int
+    on_loopback: bool = False
     draining: bool = False
     texts: TokenTexts = field(init=False)
     _num_preparing: int = 0
@@ -174,18 +181,31 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(ClientGone, _client_gone)
     max_bytes = service.config.limits.body
     app.add_middleware(LimitBody, max_bytes=max_bytes, max_together=BODIES_TOGETHER * max_bytes)
-    if service.api_keys:
-        app.add_middleware(RequireKey, keys=service.api_keys)
+    if service.keys.all:
+        app.add_middleware(RequireKey, keys=service.keys)
+    if not service.keys.api:
+        hosts = service.config.allowed_hosts
+        app.add_middleware(RefuseOtherSites, on_loopback=service.on_loopback, allowed_hosts=hosts)
     app.add_middleware(CountRequests, metrics=HttpMetrics(registry))
     return app
 
 
+def _on_get(app: FastAPI, path: str, **settings: Any) -> Callable[[Handler], Handler]:
+    """Answers GET, and HEAD with the same head. The schema has GET alone."""
+
+    def add(handle: Handler) -> Handler:
+        app.head(path, include_in_schema=False, **settings)(handle)
+        return app.get(path, **settings)(handle)
+
+    return add
+
+
 def _add_openai_routes(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/models")
+    @_on_get(app, "/v1/models")
     async def models() -> Response:
         return _json(ModelList(data=[_card(service.model)]))
 
-    @app.get("/v1/models/{name:path}")
+    @_on_get(app, "/v1/models/{name:path}")
     async def model(name: str) -> Response:
         service.model.check_name(name)
         return _json(_card(service.model))
@@ -227,36 +247,37 @@ def _add_operator_routes(app: FastAPI, service: Service, registry: CollectorRegi
     )
     up = Gauge("pegboard_engine_up", "1 while the engine takes requests", registry=registry)
     tasks = Gauge("pegboard_http_tasks", "Tasks of the server's event loop", registry=registry)
+    admins = [Depends(admin_only(service.keys))]
 
-    @app.get("/health")
+    @_on_get(app, "/health")
     async def health() -> Response:
         """200 while the engine lives; load balancers want `/ready`. Plugins that the engine does without
         for now are named, with what they did."""
         return _state(service.state, ("ready", "draining"), service.engine.cut_off)
 
-    @app.get("/ready")
+    @_on_get(app, "/ready")
     async def ready() -> Response:
         return _state(service.state, ("ready",))
 
-    @app.get("/live")
+    @_on_get(app, "/live")
     async def live() -> Response:
         """200 while the server's own loop runs, whatever the engine does."""
         return _state(service.state, ("loading", "ready", "draining", "dead"))
 
-    @app.get("/version")
+    @_on_get(app, "/version")
     async def version() -> Response:
         return Response(
             msgspec.json.encode({"version": app.version}), media_type="application/json"
         )
 
-    @app.post("/reset_prefix_cache")
+    @app.post("/reset_prefix_cache", dependencies=admins)
     async def reset_prefix_cache() -> Response:
         """200 once no request can begin with KV computed before."""
         service.check_ready()
         await service.engine.reset_prefix_cache()
         return Response(msgspec.json.encode({"status": "ok"}), media_type="application/json")
 
-    @app.get("/metrics")
+    @_on_get(app, "/metrics", dependencies=admins)
     async def metrics() -> Response:
         engine = service.engine
         up.set(service.state in ("ready", "draining"))

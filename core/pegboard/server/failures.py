@@ -21,6 +21,11 @@ MAX_SHOWN = 200
 RETRY_AFTER = {"retry-after": "1"}
 
 
+def shown(text: str) -> str:
+    """A client's text as a message shows it: short, in quotes, no control characters."""
+    return repr(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "...")
+
+
 class ErrorDetail(msgspec.Struct, frozen=True):
     message: str
     type: str
@@ -73,7 +78,12 @@ class ApiError(Exception):
         )
 
 
-_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    503: "service_unavailable",
+}
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from pegboard.config import LimitsConfig
+from pegboard.errors import RequestError
 from pegboard.server.failures import NO_OBJECT, ApiError, invalid
 from pegboard.server.stream import ClientGone
 
@@ -44,6 +45,8 @@ class BodyReader:
             ApiError: it is no JSON, over a limit, or has values that are wrong.
             RequestError: a field cannot be honoured.
         """
+        if not raw:
+            raise self._empty(kind)
         if len(raw) <= SMALL:
             return self._read(raw, kind)
         loop = asyncio.get_running_loop()
@@ -62,6 +65,15 @@ class BodyReader:
             return kind.model_validate(values, context=self._limits)
         except ValidationError as error:
             raise invalid(error.errors(include_url=False)) from None
+
+    def _empty(self, kind: type[BaseModel]) -> ApiError:
+        """The refusal of no body at all, which says what one without fields would lack."""
+        lacking: ApiError | RequestError = ApiError(400, "allowed: a JSON object")
+        try:
+            self._read(b"{}", kind)
+        except (ApiError, RequestError) as error:
+            lacking = error
+        return ApiError(400, f"the body is empty; {lacking}", param=lacking.param)
 
     def _check_size(self, raw: bytes) -> None:
         num_keys, num_values = raw.count(b":"), _num_values(raw)
@@ -104,7 +116,8 @@ class JsonRoute(APIRoute):
                 raw = b"".join([piece async for piece in request.stream()])
             except ClientDisconnect:
                 raise ClientGone from None
-            _check_kind(raw, request.headers.get("content-type", ""), kind)
+            if raw:
+                _check_type(request.headers.get("content-type", ""))
             body = await request.app.state.bodies.read(raw, kind)
             return await handle(_ReadRequest(request.scope, request.receive, body))
 
@@ -125,12 +138,8 @@ class _ReadRequest(Request):
         return self._read
 
 
-def _check_kind(raw: bytes, content_type: str, kind: type[BaseModel]) -> None:
-    """Raises ApiError for a body that is empty, or not sent as JSON."""
-    if not raw:
-        required = [name for name, field in kind.model_fields.items() if field.is_required()]
-        allowed = f"a JSON object with {', '.join(required)}" if required else "a JSON object"
-        raise ApiError(400, f"the body is empty; allowed: {allowed}")
+def _check_type(content_type: str) -> None:
+    """Raises ApiError for a body that is not sent as JSON."""
     if not _JSON.fullmatch(content_type.partition(";")[0].strip()):
         raise ApiError(400, NO_OBJECT)
 

@@ -1,53 +1,96 @@
-"""API keys: from the config, a file, or the environment."""
+"""Keys: from the config, files, or the environment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from pegboard.config import ServerConfig
 from pegboard.errors import ConfigError
 
-VARIABLE = "PEGBOARD_API_KEY"
-"""Holds keys, separated by commas, where the config has none. On a command line everybody sees them."""
+API_VARIABLE = "PEGBOARD_API_KEY"
+ADMIN_VARIABLE = "PEGBOARD_ADMIN_KEY"
+"""Each holds keys, separated by commas, where the config has none. On a command line everybody sees
+them."""
 
 FILE = "file:"
 """Begins an entry that is not a key, but names a file with one on each line."""
 
 
-def read_keys(configured: Sequence[str] | None, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The keys that let a client in; none at all let everybody in.
+@dataclass(frozen=True)
+class Keys:
+    """Who may come in.
 
-    Args:
-        configured: `server.api_keys`: keys, and files of keys.
-        environment: of this process.
+    Attributes:
+        api: any of them lets a client in; none: everybody may.
+        admin: any of them lets in, too, and to what concerns all clients.
+    """
+
+    api: tuple[str, ...] = ()
+    admin: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (*self.api, *self.admin)
+
+
+def read_keys(config: ServerConfig, environment: Mapping[str, str]) -> Keys:
+    """The keys of a config; of the environment, where it has none.
 
     Raises:
-        ConfigError: a file cannot be read, or there is no key where keys were meant to be.
+        ConfigError: a file cannot be read, there is no key where keys were meant to be, a key cannot be
+            sent in a header, or is both an admin's and a user's.
     """
-    if configured is not None:
-        return tuple(key for entry in configured for key in _expand(entry))
-    if VARIABLE not in environment:
-        return ()
-    keys = tuple(key for part in environment[VARIABLE].split(",") if (key := part.strip()))
-    if not keys:
-        raise ConfigError(VARIABLE, "holds no key", fix="unset it, or put keys into it")
+    keys = Keys(
+        _read("server.api_keys", config.api_keys, API_VARIABLE, environment),
+        _read("server.admin_keys", config.admin_keys, ADMIN_VARIABLE, environment),
+    )
+    if set(keys.api) & set(keys.admin):
+        raise ConfigError(
+            "server.admin_keys", "holds a key of server.api_keys", fix="use another one here"
+        )
     return keys
 
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment for child processes, which have no use for the keys."""
-    return {name: value for name, value in environment.items() if name != VARIABLE}
+    return {k: v for k, v in environment.items() if k not in (API_VARIABLE, ADMIN_VARIABLE)}
 
 
-def _expand(entry: str) -> Sequence[str]:
+def _read(
+    setting: str, configured: Sequence[str] | None, variable: str, environment: Mapping[str, str]
+) -> tuple[str, ...]:
+    if configured is not None:
+        found = [(setting, key) for entry in configured for key in _expand(setting, entry)]
+    elif variable in environment:
+        parts = environment[variable].split(",")
+        found = [(variable, part) for part in parts if part.strip()]
+        if not found:
+            raise ConfigError(variable, "holds no key", fix="unset it, or put keys into it")
+    else:
+        return ()
+    return tuple(_checked(source, key.strip()) for source, key in found)
+
+
+def _expand(setting: str, entry: str) -> Sequence[str]:
     if not entry.startswith(FILE):
         return [entry]
     path = entry.removeprefix(FILE)
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise ConfigError("server.api_keys", f"{path} cannot be read ({error})") from None
+        raise ConfigError(setting, f"{path} cannot be read ({error})") from None
     keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
     if not keys:
-        raise ConfigError("server.api_keys", f"{path} holds no key", allowed="one on each line")
+        raise ConfigError(setting, f"{path} holds no key", allowed="one on each line")
     return keys
+
+
+def _checked(source: str, key: str) -> str:
+    # The key is not shown.
+    if not key:
+        raise ConfigError(source, "a blank key", fix="leave it out, or put a key there")
+    if not key.isprintable():
+        raise ConfigError(source, "a key with control characters", allowed="printable characters")
+    return key

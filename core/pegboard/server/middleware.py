@@ -1,11 +1,8 @@
-"""What every HTTP request passes before a route: the key, the size of its body, the counters."""
+"""What every HTTP request passes before a route: the size of its body, the counters."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import time
-from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.datastructures import Headers
@@ -13,44 +10,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pegboard.server.failures import RETRY_AFTER, ApiError
-
-PUBLIC_PATHS = frozenset({"/health", "/live", "/ready"})
-"""Probes carry no key; everything else needs one."""
-
-
-class RequireKey:
-    """Lets a request through when it carries one of the keys, as bearer token or `x-api-key`.
-
-    The number of the key becomes the request's `state.key`.
-    """
-
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
-        self._app = app
-        self._digests = [_digest(key.encode()) for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:
-            return await self._app(scope, receive, send)
-        number = self._number(Headers(scope=scope))
-        if number is None:
-            refusal = ApiError(
-                401,
-                "the API key is missing or wrong; fix: send it as `Authorization: Bearer KEY`",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
-            return await refusal.response()(scope, receive, send)
-        scope.setdefault("state", {})["key"] = number
-        return await self._app(scope, receive, send)
-
-    def _number(self, headers: Headers) -> int | None:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        # Headers were decoded as Latin-1; the bytes are what was sent.
-        given = _digest(key.encode("latin-1"))
-        # Compares with every key, so that the time taken says nothing.
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return matches.index(True) if any(matches) else None
 
 
 class LimitBody:
@@ -141,7 +100,3 @@ class CountRequests:
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.seconds.labels(route).observe(time.perf_counter() - started)
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

@@ -10,7 +10,7 @@ from typing import Any
 from pegboard.compose import Prepared
 from pegboard.config import Config
 
-_SECRET = re.compile(r"(?:^|_)(?:api_?keys?|secret|password|token)$", re.IGNORECASE)
+_SECRET = re.compile(r"(?:^|_)(?:(?:api|admin)_?keys?|secret|password|token)$", re.IGNORECASE)
 _MASK = "***"
 
 logger = logging.getLogger("pegboard.server")

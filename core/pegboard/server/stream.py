@@ -22,6 +22,9 @@ T = TypeVar("T")
 STALL_S = 30.0
 """How long a client may read nothing before its stream is given up."""
 
+_LINE_ENDS = [(end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0085\u2028\u2029"]
+"""JSON need not escape them, but clients that cut events into lines by Unicode's rules end lines there."""
+
 logger = logging.getLogger("pegboard.server")
 
 
@@ -84,7 +87,10 @@ async def _events(chunks: AsyncIterator[Chunk]) -> AsyncIterator[bytes]:
 
 
 def _event(payload: msgspec.Struct) -> bytes:
-    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+    data = msgspec.json.encode(payload)
+    for character, escape in _LINE_ENDS:
+        data = data.replace(character, escape)
+    return b"data: " + data + b"\n\n"
 
 
 async def _departure(http: Request) -> None:

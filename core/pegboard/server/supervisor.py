@@ -22,10 +22,11 @@ from pegboard.server.app import Service, create_app
 from pegboard.server.chat_renderer import QueuedChatRenderer
 from pegboard.server.connection import BoundedConnection
 from pegboard.server.engine_client import EngineClient
-from pegboard.server.keys import read_keys
+from pegboard.server.keys import Keys, read_keys
 from pegboard.server.logs import configure_logging
 from pegboard.server.messages import Ready, Start
 from pegboard.server.served_model import ServedModel, Tokenizer
+from pegboard.server.sites import is_loopback
 from pegboard.server.startup_lines import log_settings
 
 DRAIN_S = 30.0
@@ -48,11 +49,11 @@ logger = logging.getLogger("pegboard.server")
 def serve(config: Config) -> int:
     """Serves until SIGTERM or SIGINT; see `pegboard.server.run`."""
     configure_logging()
-    api_keys = read_keys(config.server.api_keys, os.environ)
+    keys = read_keys(config.server, os.environ)
     with _listen(config.server.host, config.server.port) as listener:
         prepared = prepare(config)
         log_settings(config)
-        return asyncio.run(_Supervisor(prepared, api_keys, listener).run())
+        return asyncio.run(_Supervisor(prepared, keys, listener).run())
 
 
 class _HttpServer(uvicorn.Server):
@@ -64,12 +65,10 @@ class _HttpServer(uvicorn.Server):
 
 
 class _Supervisor:
-    def __init__(
-        self, prepared: Prepared, api_keys: tuple[str, ...], listener: socket.socket
-    ) -> None:
+    def __init__(self, prepared: Prepared, keys: Keys, listener: socket.socket) -> None:
         self._prepared = prepared
         self._config = prepared.config
-        self._api_keys = api_keys
+        self._keys = keys
         self._listener = listener
         self._renderer: QueuedChatRenderer | None = None
         self._signalled = asyncio.Event()
@@ -98,10 +97,11 @@ class _Supervisor:
     async def _answer(self, starting: asyncio.Task[Ready]) -> int:
         self._service = Service(
             self._config.server,
-            self._api_keys,
+            self._keys,
             self._model,
             self._engine,
             self._config.scheduler.max_num_seqs,
+            on_loopback=is_loopback(self._listener.getsockname()[0]),
         )
         self._http = _HttpServer(_uvicorn_config(self._service))
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))

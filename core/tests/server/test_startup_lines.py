@@ -11,14 +11,14 @@ def test_only_what_was_set_is_said_and_no_secret() -> None:
         {
             "model": "m",
             "scheduler": {"max_num_seqs": 3, "options": {"db_password": "hunter2"}},
-            "server": {"api_keys": ["hunter2"], "port": 9},
+            "server": {"api_keys": ["hunter2"], "admin_keys": ["hunter3"], "port": 9},
             "observers": [{"name": "remote", "options": {"token": "hunter2", "tokens": 5}}],
         }
     )
     assert non_default(config) == {
         "model": "m",
         "scheduler": {"max_num_seqs": 3, "options": {"db_password": "***"}},
-        "server": {"api_keys": "***", "port": 9},
+        "server": {"api_keys": "***", "admin_keys": "***", "port": 9},
         "observers": [{"name": "remote", "options": {"token": "***", "tokens": 5}}],
     }
 
