@@ -19,6 +19,7 @@ PegboardError
 │   │   ├── OptionsInvalid
 │   │   ├── ManifestFunctionFailed
 │   │   ├── FactoryFailed
+│   │   ├── PluginFailed
 │   │   └── InterfaceNotSatisfied
 │   └── CompositionRefused    the parts do not go together; carries every reason
 └── EngineError               the engine broke: a bug, or a worker that died
@@ -196,6 +197,10 @@ class ManifestFunctionFailed(PluginError):
 
 class FactoryFailed(PluginError):
     """The plugin's factory raised; the original exception is the `__cause__`."""
+
+
+class PluginFailed(PluginError):
+    """The plugin raised while the engine started; the original exception is the `__cause__`."""
 
 
 class InterfaceNotSatisfied(PluginError):

@@ -83,8 +83,9 @@ class Engine:
     Args:
         config: a `Config`, the path of a config file, or a mapping of its keys.
         show_progress: draw a progress bar while weights load, on a terminal.
-        objects: interface name (`scheduler`, `drafter`, ...) to an object to use instead of a plugin;
-            a list of them for `kernel`, `logits_processor`, `observer`.
+        objects: interface name (`scheduler`, `drafter`, ...) to what is used instead of a plugin: an
+            object, its class, or a function that makes one of the interface's context; a list of them
+            for `kernel`, `logits_processor`, `observer`.
 
     Raises:
         UserError: config, model, plugins and machine do not go together.

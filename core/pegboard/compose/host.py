@@ -15,9 +15,7 @@ from pegboard.compose.worker import OnTensor, build_worker, ignore
 from pegboard.engine.core import EngineCore
 from pegboard.engine.guarded_cache import GuardedCache
 from pegboard.engine.parts import EngineParts
-from pegboard.errors import (
-    KernelUnusable,
-)
+from pegboard.errors import KernelUnusable, PegboardError, PluginFailed
 from pegboard.interfaces.executor import ExecutorContext
 from pegboard.interfaces.kv_allocator import AllocatorContext
 from pegboard.interfaces.observer import ObserverContext
@@ -30,6 +28,7 @@ from pegboard.plugins.composition import (
     Part,
     to_json,
 )
+from pegboard.plugins.guard import culprit, failure
 from pegboard.plugins.loader import load_plugins
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ def start_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> tuple[Engi
 
     Raises:
         KernelUnusable: a kernel that was named fails its self-test.
+        PluginError: a plugin's part cannot be made, or a plugin raised.
     """
     unusable: frozenset[tuple[str, str]] = frozenset()
     while True:
@@ -56,10 +56,20 @@ def start_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> tuple[Engi
             if failure.named:
                 raise
             unusable |= {(failure.operation, failure.family)}
-        except BaseException:
+        except BaseException as problem:
             engine.close()
+            _blame(problem, prepared.composition)
             raise
         prepared = prepare(prepared.config, unusable=unusable, **prepared.objects)
+
+
+def _blame(problem: BaseException, composition: Composition) -> None:
+    """Raises PluginFailed when what ended the start was raised in a plugin's files."""
+    if isinstance(problem, (PegboardError, KeyboardInterrupt)):
+        return
+    origin = culprit(problem, [manifest.origin for manifest in composition.manifests])
+    if origin is not None:
+        raise failure(PluginFailed, origin, "starting the engine", problem) from problem
 
 
 def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pegboard.config_values import shown
-from pegboard.errors import ConfigError, ManifestInvalid
+from pegboard.errors import ConfigError, InterfaceNotSatisfied, ManifestInvalid
 from pegboard.plugins.composition import Part
 from pegboard.plugins.contracts import CONTRACTS
 from pegboard.plugins.loader import options_of
-from pegboard.plugins.manifest import OBJECT, Origin, Provides, entry_of
-from pegboard.plugins.registry import Registry, check_product
+from pegboard.plugins.manifest import OBJECT, Origin, Provides, check_entry, entry_of
+from pegboard.plugins.registry import Registry, check_product, make_part, without
 
 SEVERAL = ("kernel", "logits_processor", "observer")
 """Interfaces of which an engine has several; a list of objects may be given."""
@@ -19,8 +20,18 @@ SEVERAL = ("kernel", "logits_processor", "observer")
 READ_FROM_FILES = ("checkpoint_source", "model", "command", "kv_transfer")
 """Interfaces that cannot be given as objects: what provides them is found by its manifest."""
 
-Given = Mapping[tuple[str, str], Any]
-"""Interface and part name to the object that was given for it."""
+
+@dataclass(frozen=True)
+class Given:
+    """What was given in Python instead of a plugin's name.
+
+    Attributes:
+        thing: an object, or the factory of one: a class of the interface, or a function of its context.
+        is_factory: which of them.
+    """
+
+    thing: Any
+    is_factory: bool
 
 
 class Maker:
@@ -28,36 +39,50 @@ class Maker:
 
     Args:
         registry: factories of the plugins that it names.
-        given: objects that stand for parts.
+        given: what was given for parts, by interface and part name.
     """
 
-    def __init__(self, registry: Registry, given: Given) -> None:
+    def __init__(self, registry: Registry, given: Mapping[tuple[str, str], Given]) -> None:
         self._registry = registry
         self._given = given
 
     def make(self, part: Part, context: object) -> Any:
-        """The object that was given for the part, or what its plugin's factory makes."""
-        if part.origin.distribution == OBJECT:
-            return self._given[part.entry.interface, part.name]
-        return self._registry.build(part, context, options_of(part))
+        """The object that was given for the part, or what its factory makes."""
+        if part.origin.distribution != OBJECT:
+            return self._registry.build(part, context, options_of(part))
+        given = self._given[part.entry.interface, part.name]
+        if not given.is_factory:
+            return given.thing
+        return make_part(given.thing, part, context, options_of(part))
 
-    def factory(self, part: Part) -> Any:
-        """The part's factory itself, for one that is called while weights load."""
-        return self._registry.factory(part)
+    def factory(self, part: Part) -> Callable[[Any], Any]:
+        """Makes the part of a context, for one that is made while weights load: what is raised may be
+        another part's fault, and passes."""
+        factory = self._registry.factory(part)
+
+        def make(context: Any) -> Any:
+            product = factory(context)
+            check_product(product, part.entry.interface, part.name, part.origin)
+            return product
+
+        return make
 
 
-def parts_of(objects: Mapping[str, Any]) -> tuple[dict[str, tuple[Part, ...]], Given]:
-    """The parts that stand for objects given in Python, by interface, and the objects by part.
+def parts_of(
+    objects: Mapping[str, Any],
+) -> tuple[dict[str, tuple[Part, ...]], dict[tuple[str, str], Given]]:
+    """The parts that stand for what was given in Python, by interface, and what was given, by part.
 
     Args:
-        objects: interface to an object; to a list of them for `SEVERAL`.
+        objects: interface to an object, its class, or a function of the interface's context that makes
+            one; to a list of them for `SEVERAL`.
 
     Raises:
         ConfigError: no such interface, or one that no object can stand for.
         InterfaceNotSatisfied, ManifestInvalid: an object does not fit its interface.
     """
     parts: dict[str, tuple[Part, ...]] = {}
-    given: dict[tuple[str, str], Any] = {}
+    given: dict[tuple[str, str], Given] = {}
     for interface, thing in objects.items():
         allowed = [name for name in CONTRACTS if name not in READ_FROM_FILES]
         if interface not in allowed:
@@ -68,36 +93,64 @@ def parts_of(objects: Mapping[str, Any]) -> tuple[dict[str, tuple[Part, ...]], G
     return parts, given
 
 
-def _part_of(interface: str, thing: object, given: dict[tuple[str, str], Any]) -> Part:
-    """The part of one object; its class's attribute `manifest` says what it requires and promises."""
-    kind = type(thing)
+def _part_of(interface: str, thing: Any, given: dict[tuple[str, str], Given]) -> Part:
+    """The part of one object or factory; the attribute `manifest` of its class, or of the function,
+    says what it requires and promises."""
+    is_factory = not isinstance(thing, CONTRACTS[interface].kind)
+    named = thing if is_factory and hasattr(thing, "__name__") else type(thing)
     origin = Origin(
-        plugin=kind.__name__, distribution=OBJECT, version="", module=kind.__module__, path=""
+        plugin=named.__name__, distribution=OBJECT, version="", module=named.__module__, path=""
     )
-    check_product(thing, interface, kind.__name__, origin)
-    manifest = getattr(kind, "manifest", {})
-    if not isinstance(manifest, Mapping):
+    if is_factory:
+        _check_factory(thing, interface, origin)
+    own = vars(named).get("manifest", {})  # a subclass need not keep what its parent promises
+    if not isinstance(own, Mapping):
         raise ManifestInvalid(
             origin.plugin,
-            f"{kind.__name__}.manifest is {shown(manifest)}",
+            f"{named.__name__}.manifest is {shown(own)}",
             origin=str(origin),
             allowed="a mapping in the schema of a manifest entry",
         )
-    name = kind.__name__
+    name = named.__name__
     while (interface, name) in given:
         name += "'"
+    entry = _entry(own, interface, name, origin)
+    given[interface, entry.name] = Given(thing, is_factory)
+    return Part(origin=origin, entry=entry, path=interface)
+
+
+def _check_factory(thing: object, interface: str, origin: Origin) -> None:
+    """Raises InterfaceNotSatisfied when it can make no object of the interface."""
+    kind = CONTRACTS[interface].kind
+    if isinstance(thing, type):
+        lacking = sorted(getattr(thing, "__abstractmethods__", ()))
+        if issubclass(thing, kind) and not lacking:
+            return
+        was = f"{interface} is the class {thing.__name__}" + without(thing, kind)
+    elif callable(thing):
+        return
+    else:
+        was = f"{interface} is an object of {type(thing).__name__}" + without(thing, kind)
+    named = f"{kind.__module__}.{kind.__name__}"
+    raise InterfaceNotSatisfied(
+        origin.plugin,
+        was,
+        origin=str(origin),
+        allowed=f"an object of {named}, its class, or a function of its context that makes one",
+    )
+
+
+def _entry(own: Mapping[str, Any], interface: str, name: str, origin: Origin) -> Provides:
+    """What the manifest says; without one, the object requires and promises nothing."""
     said = {
         "version": max(CONTRACTS[interface].versions),
         "name": name,
         "summary": "an object",
-        **manifest,
+        **own,
         "interface": interface,
     }
-    entry = _unpromising(said) if "manifest" not in vars(kind) else entry_of(said, origin)
-    given[interface, entry.name] = thing
-    return Part(origin=origin, entry=entry, path=interface)
-
-
-def _unpromising(said: Mapping[str, Any]) -> Provides:
-    """The entry of an object without a manifest: it requires nothing and promises nothing."""
-    return Provides(**{key: said[key] for key in ("interface", "version", "name", "summary")})
+    if own:
+        return entry_of(said, origin)
+    entry = Provides(**said)
+    check_entry(entry, origin)
+    return entry

@@ -71,8 +71,9 @@ def prepare(
     Args:
         config: what is wanted.
         unusable: (operation, kernel family) whose self-test failed on this machine.
-        objects: interface name to an object to use instead of a plugin (a list of them for
-            `kernel`, `logits_processor`, `observer`); its class's attribute `manifest`, in the
+        objects: interface name to what is used instead of a plugin: an object, its class, or a
+            function that makes one of the interface's context (a list of them for `kernel`,
+            `logits_processor`, `observer`). The attribute `manifest` of the class or function, in the
             schema of a manifest entry, says what it requires and promises.
 
     Raises:

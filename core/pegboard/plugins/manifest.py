@@ -47,6 +47,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     builtin: bool = False
 
     def __str__(self) -> str:
+        if self.distribution == OBJECT:
+            return f"object of {self.module}"
         return f"{self.distribution} {self.version}".strip() + f", {self.path}"
 
     @property
@@ -57,8 +59,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def remedy(self) -> str:
         """What to do where the plugin itself is at fault."""
-        if self.distribution in (SINGLE_FILE, OBJECT):
-            return f"mend {self.path or self.module}"
+        if self.distribution == OBJECT:
+            return f"mend {self.module}, or the attribute manifest of {self.plugin}"
+        if self.distribution == SINGLE_FILE:
+            return f"mend {self.path}"
         return f"install another version of {self.distribution}, or tell its authors"
 
 

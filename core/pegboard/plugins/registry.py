@@ -68,18 +68,20 @@ def check_product(product: object, interface: str, name: str, origin: Origin) ->
     kind = CONTRACTS[interface].kind
     if isinstance(product, kind):
         return
-    lacking = sorted(
-        method
-        for method in getattr(kind, "__abstractmethods__", ())
-        if not hasattr(product, method)
-    )
     raise InterfaceNotSatisfied(
         origin.plugin,
-        f"{interface} {name!r} is a {type(product).__name__}"
-        + (f" without {', '.join(lacking)}" if lacking else ""),
+        f"{interface} {name!r} is an object of {type(product).__name__}" + without(product, kind),
         origin=str(origin),
         allowed=f"a subclass of {kind.__module__}.{kind.__name__}",
     )
+
+
+def without(thing: object, kind: type) -> str:
+    """The methods of an interface that an object or a class does not have, in words; "": none."""
+    asked: frozenset[str] = getattr(kind, "__abstractmethods__", frozenset())
+    abstract: frozenset[str] = getattr(thing, "__abstractmethods__", frozenset())
+    lacking = sorted(name for name in asked if name in abstract or not hasattr(thing, name))
+    return f" without {', '.join(lacking)}" if lacking else ""
 
 
 def validate_options(part: Part, model: type[BaseModel] | None) -> BaseModel | None:

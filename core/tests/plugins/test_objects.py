@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 import torch
 
 from pegboard import Engine, errors
+from pegboard.builtin.fcfs import FCFS
+from pegboard.compose import prepare
 from pegboard.config import Config
 from pegboard.interfaces.kernel import SiluMulKernel
 from pegboard.interfaces.logits_processor import LogitsProcessor
 from pegboard.interfaces.observer import Event, Observer
-from pegboard.interfaces.scheduler import QueueView, Scheduler, StepBuilder
+from pegboard.interfaces.scheduler import QueueView, Scheduler, SchedulerContext, StepBuilder
+from pegboard.plugins.loader import load_plugins
 from pegboard.request import SamplingParams
 
 Configure = Callable[..., Config]
@@ -86,8 +90,106 @@ def test_objects_for_interfaces_of_which_there_are_several(config_of: Configure)
     assert listening[0].events and len(listening[0].events) == len(listening[1].events)
 
 
-def test_an_object_of_the_wrong_kind_is_refused(config_of: Configure) -> None:
-    with pytest.raises(errors.InterfaceNotSatisfied, match="without plan"):
-        Engine(config_of(), scheduler=object())
+def run(engine: Engine) -> list[int]:
+    with engine:
+        engine.submit([1, 2, 3], SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))
+        tokens: list[int] = []
+        while engine.has_work():
+            tokens += [token for delta in engine.step() for token in delta.token_ids]
+    return tokens
+
+
+def factory_of(config: Config, interface: str) -> tuple[Any, list[Any]]:
+    """A function that makes what a config's engine has for an interface, and the contexts it got."""
+    part = prepare(config).composition.parts[interface]
+    made: list[Any] = []
+    factory = load_plugins(prepare(config).composition.manifests).factory(part)
+
+    def make(context: Any, *options: Any) -> Any:
+        made.append(context)
+        return factory(context, *options)
+
+    said = msgspec.to_builtins(part.entry)
+    make.manifest = {key: value for key, value in said.items() if value}  # type: ignore[attr-defined]
+    return make, made
+
+
+@pytest.mark.parametrize(
+    "interface",
+    ["scheduler", "kv_allocator", "prefix_cache", "speculation_policy", "attention", "executor"],
+)
+def test_a_factory_instead_of_a_name_gets_the_context(config_of: Configure, interface: str) -> None:
+    config = config_of()
+    make, made = factory_of(config, interface)
+    assert run(Engine(config, **{interface: make})) == run(Engine(config))
+    assert [type(context).__module__ for context in made] == [f"pegboard.interfaces.{interface}"]
+
+
+def test_a_class_instead_of_a_name_is_made_with_the_context(config_of: Configure) -> None:
+    class Mine(FCFS):
+        contexts: ClassVar[list[SchedulerContext]] = []
+
+        def __init__(self, context: SchedulerContext) -> None:
+            self.contexts.append(context)
+            super().__init__(context)
+
+    config = config_of()
+    assert run(Engine(config, scheduler=Mine)) == run(Engine(config))
+    assert [context.max_model_len for context in Mine.contexts] == [64]
+
+
+class Unfinished(Scheduler):
+    """Without plan."""
+
+
+def raising(context: SchedulerContext) -> Scheduler:
+    raise KeyError("max_wait")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            object(),
+            r"an object of object without plan; allowed: an object of .*Scheduler, its class",
+        ),
+        (object, r"the class object without plan"),
+        (Unfinished, r"the class Unfinished without plan"),
+        (Observer, r"the class Observer without plan"),
+        (5, r"an object of int without plan"),
+        (lambda context: object(), r"'<lambda>' is an object of object without plan"),
+        (raising, r"'raising' failed: KeyError: 'max_wait'"),
+        (lambda: FCFS(SchedulerContext(1, 1, 1)), r"'<lambda>' failed: TypeError: .*argument"),
+    ],
+)
+def test_what_is_no_part_and_makes_none_is_refused(
+    config_of: Configure, given: Any, said: str
+) -> None:
+    with pytest.raises((errors.InterfaceNotSatisfied, errors.FactoryFailed), match=said) as caught:
+        Engine(config_of(), scheduler=given)
+    assert "; allowed: " in str(caught.value) or "; fix: mend " in str(caught.value)
+
+
+def test_an_interface_that_no_object_can_stand_for(config_of: Configure) -> None:
     with pytest.raises(errors.ConfigError, match="cannot be an object"):
         Engine(config_of(), schedular=object())
+
+
+def test_a_part_that_nothing_could_ask_needs_a_manifest(config_of: Configure) -> None:
+    """Without operations no kernel is ever chosen: it would be left out without a word."""
+
+    class Quiet(SiluMulKernel):
+        def self_test(self) -> None:
+            pass
+
+        def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+            raise AssertionError
+
+    with pytest.raises(errors.ManifestInvalid, match=r"lacks operations.*manifest of Quiet"):
+        Engine(config_of(), kernel=Quiet())
+
+
+def test_options_in_the_config_beside_an_object_are_refused(config_of: Configure) -> None:
+    config = config_of(scheduler={"name": "fcfs", "options": {"max_wait": 1}})
+    with pytest.raises(errors.OptionsInvalid, match=r"scheduler\.options: an object was given"):
+        Engine(config, scheduler=FCFS(SchedulerContext(1, 8, 64)))

@@ -271,5 +271,5 @@ def test_an_object_that_is_no_scheduler(install: Install, named: Named) -> None:
     body = "return {'{provides}': lambda context: object()}"
     package = install("shape", code=HOOK.replace("{body}", body))
     error = refusal(errors.InterfaceNotSatisfied, named(), package)
-    assert "is a object without plan" in str(error)
+    assert "is an object of object without plan" in str(error)
     assert "pegboard.interfaces.scheduler.Scheduler" in error.allowed
