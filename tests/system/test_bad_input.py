@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pegboard.cli import main
 from pegboard.testing.tiny import write_tiny_model
 
 MAX_S = 60.0
@@ -129,6 +130,26 @@ def refuse(temporary: Path) -> Refuse:
     return Refuse(temporary)
 
 
+@pytest.fixture(
+    params=["here", pytest.param("in its own process", marks=pytest.mark.slow)], ids=str
+)
+def refuse_early(
+    request: pytest.FixtureRequest, refuse: Refuse, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., list[str]]:
+    """Has a command refuse what it looks at before it starts anything; its lines."""
+
+    def here(command: str, model: str | Path, *arguments: str) -> list[str]:
+        words = [word.replace("{model}", str(model)) for word in COMMANDS[command]]
+        assert main([*words[words[0] == "pegboard" :], "--set", "threads=1", *arguments]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        lines = said.err.splitlines()
+        assert lines and all(line.startswith("error: ") for line in lines), said.err
+        return lines
+
+    return here if request.param == "here" else refuse
+
+
 def cut(file: str, share: float) -> Damage:
     def damage(folder: Path) -> None:
         content = (folder / file).read_bytes()
@@ -228,10 +249,12 @@ DAMAGED_FOLDERS: dict[str, tuple[Damage, str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGED_FOLDERS)
-def test_a_damaged_folder_is_refused_by_check(refuse: Refuse, model: Path, kind: str) -> None:
+def test_a_damaged_folder_is_refused_by_check(
+    refuse_early: Callable[..., list[str]], model: Path, kind: str
+) -> None:
     damage, said = DAMAGED_FOLDERS[kind]
     damage(model)
-    (line, *_) = refuse("pegboard check", model)
+    (line, *_) = refuse_early("pegboard check", model)
     assert said in line
 
 
@@ -301,11 +324,20 @@ DAMAGED_GGUF: dict[str, tuple[Damage, str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGED_GGUF)
-def test_a_damaged_gguf_file_is_refused(refuse: Refuse, gguf_file: Path, kind: str) -> None:
+def test_a_damaged_gguf_file_is_refused(
+    refuse_early: Callable[..., list[str]], gguf_file: Path, kind: str
+) -> None:
     damage, said = DAMAGED_GGUF[kind]
     damage(gguf_file)
-    command = "serve" if kind.startswith("truncated") else "pegboard check"
-    (line,) = refuse(command, gguf_file)
+    (line,) = refuse_early("pegboard check", gguf_file)
+    assert str(gguf_file) in line
+    assert said in line
+
+
+def test_a_truncated_gguf_file_is_not_served(refuse: Refuse, gguf_file: Path) -> None:
+    damage, said = DAMAGED_GGUF["truncated weights"]
+    damage(gguf_file)
+    (line,) = refuse("serve", gguf_file)
     assert str(gguf_file) in line
     assert said in line
 
@@ -323,8 +355,10 @@ def test_a_damaged_gguf_file_is_refused(refuse: Refuse, gguf_file: Path, kind: s
     ),
     ids=lambda text: text[:20],
 )
-def test_a_model_that_is_not_there(refuse: Refuse, command: str, model_ref: str, said: str) -> None:
-    (line,) = refuse(command, model_ref)
+def test_a_model_that_is_not_there(
+    refuse_early: Callable[..., list[str]], command: str, model_ref: str, said: str
+) -> None:
+    (line,) = refuse_early(command, model_ref)
     assert said in line
 
 
@@ -346,9 +380,13 @@ def test_a_model_that_is_not_there(refuse: Refuse, command: str, model_ref: str,
     ids=lambda value: value[-1] if isinstance(value, list) else None,
 )
 def test_a_wrong_setting(
-    refuse: Refuse, tiny: Path, command: str, arguments: list[str], said: str
+    refuse_early: Callable[..., list[str]],
+    tiny: Path,
+    command: str,
+    arguments: list[str],
+    said: str,
 ) -> None:
-    (line,) = refuse(command, tiny, *arguments)
+    (line,) = refuse_early(command, tiny, *arguments)
     assert said in line
 
 

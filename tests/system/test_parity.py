@@ -104,27 +104,36 @@ def ours(bundled_model: str) -> Iterator[LoadedModel]:
     model.close()
 
 
+@pytest.mark.parametrize("num_texts", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_logits_of_the_bundled_model(
-    reference: Any, ours: LoadedModel, texts: list[str], bundled_model: str
+    reference: Any, ours: LoadedModel, texts: list[str], bundled_model: str, num_texts: int
 ) -> None:
     tokenizer = EngineCommandContext().tokenizer(bundled_model)
     worst = 0.0
-    for text in texts[:20]:
+    for text in texts[:num_texts]:
         ids = tokenizer.encode(text)
         logits, _ = ours.forward(ids)
         worst = max(worst, float(np.abs(logits.numpy() - logits_of(reference, ids)).max()))
     assert worst < 1e-3
 
 
+@pytest.mark.parametrize(
+    ("num_texts", "num_tokens"), [(8, 24), pytest.param(50, 64, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", ["torch", "cpu"])
 def test_audit_of_the_bundled_model(
-    reference: Any, texts: list[str], bundled_model: str, name: str
+    reference: Any,
+    texts: list[str],
+    bundled_model: str,
+    name: str,
+    num_texts: int,
+    num_tokens: int,
 ) -> None:
-    params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     parts: dict[str, Any] = {"kernels": name, "attention": name, "dtype": "float32", "threads": 1}
     parts["quantizer"] = FLOAT_INPUTS if name == "cpu" else DEQUANTIZED
     with LLM(bundled_model, show_progress=False, **parts) as llm:
-        results = llm.generate(texts[:50], params)
+        results = llm.generate(texts[:num_texts], params)
     report = sum(
         (
             audit(lambda ids: logits_of(reference, ids), one.prompt_token_ids, one.token_ids)
@@ -132,7 +141,7 @@ def test_audit_of_the_bundled_model(
         ),
         AuditReport(),
     )
-    assert report.num_positions == 50 * 64
+    assert report.num_positions == num_texts * num_tokens
     assert report.passed, report
 
 

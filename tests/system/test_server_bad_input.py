@@ -80,7 +80,7 @@ def run_schemathesis(url: str, http: httpx.Client, num_cases: int) -> None:
 
 
 def test_the_schemas_requests_and_their_mutations(served: Any, http: httpx.Client) -> None:
-    run_schemathesis(served.url, http, 30)
+    run_schemathesis(served.url, http, 12)
 
 
 @pytest.mark.slow

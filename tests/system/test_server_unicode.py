@@ -126,7 +126,7 @@ def run(served: tuple[str, tokenizers.Tokenizer], count: int) -> None:
 def test_streamed_and_plain_answers_are_the_same(
     served: tuple[str, tokenizers.Tokenizer],
 ) -> None:
-    run(served, 96)
+    run(served, 48)
 
 
 @pytest.mark.slow
