@@ -59,6 +59,7 @@ def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_sigterm_lets_open_answers_finish(serve: Any, model: Path) -> None:
     served = serve(model)
     engine = psutil.Process(served.engine_pid)
@@ -85,6 +86,7 @@ def test_a_second_signal_ends_open_answers_with_an_error(serve: Any, model: Path
     assert served.process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_the_death_of_the_engine_never_looks_like_an_answer(serve: Any, model: Path) -> None:
     served = serve(model)
     stream = long_stream(served, model)
@@ -94,6 +96,7 @@ def test_the_death_of_the_engine_never_looks_like_an_answer(serve: Any, model: P
     assert served.process.wait(20) == 1
 
 
+@pytest.mark.slow
 def test_the_engine_dies_with_its_server(serve: Any, model: Path) -> None:
     served = serve(model)
     engine = psutil.Process(served.engine_pid)
@@ -221,28 +224,34 @@ BROKEN_PLUGIN = """# /// pegboard
 # summary = "Takes its time, then fails"
 # ///
 import time
+from pathlib import Path
 
 from pegboard import hookimpl
 
 
 def make(context):
-    time.sleep(5)
+    while not Path({go!r}).exists():
+        time.sleep(0.05)
     raise ValueError("no such device")
 
 
 @hookimpl
 def pegboard_observers():
-    return {"broken": make}
+    return {{"broken": make}}
 """
+
+
+def broken(folder: Path) -> tuple[str, ...]:
+    """Arguments that load a plugin, which fails once the folder has a file `go`."""
+    plugin = folder / "broken.py"
+    plugin.write_text(BROKEN_PLUGIN.format(go=str(folder / "go")))
+    return "--set", f"plugins.load=[{plugin}]", "--set", "observers=[broken]"
 
 
 def test_a_start_that_fails_is_one_line_after_answers_that_say_it_loads(
     serve: Any, model: Path, tmp_path: Path
 ) -> None:
-    plugin = tmp_path / "broken.py"
-    plugin.write_text(BROKEN_PLUGIN)
-    load = ("--set", f"plugins.load=[{plugin}]", "--set", "observers=[broken]")
-    served = serve(model, *load, until="listening on")
+    served = serve(model, *broken(tmp_path), until="listening on")
     assert httpx.get(f"{served.url}/v1/models").status_code == 200
     for path in ("/health", "/ready"):
         answer = httpx.get(served.url + path)
@@ -251,6 +260,7 @@ def test_a_start_that_fails_is_one_line_after_answers_that_say_it_loads(
     assert refused.status_code == 503
     assert refused.headers["retry-after"]
     assert "loading (0%)" in refused.json()["error"]["message"]
+    (tmp_path / "go").touch()
     assert served.process.wait(60) == 2
     assert "no such device" in served.log.strip().splitlines()[-1]
     assert "Traceback" not in served.log
@@ -259,10 +269,7 @@ def test_a_start_that_fails_is_one_line_after_answers_that_say_it_loads(
 def test_a_signal_while_the_model_loads_ends_both_processes(
     serve: Any, model: Path, tmp_path: Path
 ) -> None:
-    plugin = tmp_path / "broken.py"
-    plugin.write_text(BROKEN_PLUGIN.replace("sleep(5)", "sleep(600)"))
-    load = ("--set", f"plugins.load=[{plugin}]", "--set", "observers=[broken]")
-    served = serve(model, *load, until="listening on")
+    served = serve(model, *broken(tmp_path), until="listening on")
     wait_until(lambda: bool(psutil.Process(served.process.pid).children()))
     children = psutil.Process(served.process.pid).children()
     served.process.send_signal(signal.SIGTERM)

@@ -97,6 +97,9 @@ def test_a_drain_completes_all_open_streams(serve: Any, model: Path) -> None:
     async def run() -> list[list[Any]]:
         streams = Streams(served.url, 32, max_tokens=60)
         await streams.all_begun()
+        # A terminal or a service manager signals the engine's process as well.
+        os.kill(served.engine_pid, signal.SIGINT)
+        os.kill(served.engine_pid, signal.SIGTERM)
         served.process.send_signal(signal.SIGTERM)
         return await streams.results()
 
@@ -132,6 +135,7 @@ def test_a_killed_server_leaves_no_process(serve: Any, model: Path) -> None:
     served = serve(model)
     wait_until(lambda: len(family(served)) == 2, 20)
     children = family(served)
+    assert "torch" not in Path(f"/proc/{served.process.pid}/maps").read_text()
     served.process.kill()
     served.process.wait()
     wait_until(lambda: all_gone(children), 20)
