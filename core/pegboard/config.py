@@ -40,6 +40,7 @@ from pegboard.config_values import (
 DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Device = Literal["auto", "cpu", "cuda"]
 Numerics = Literal["auto", "invariant", "fast"]
+GenerationConfig = Literal["auto", "none"]
 Verification = Literal["exact", "rejection"]
 
 
@@ -234,6 +235,8 @@ class Config(Section):
         tokenizer: a folder or file to take the tokenizer from instead of the model's.
         revision: branch, tag or commit of a hub model.
         chat_template: path of a jinja2 file to use instead of the model's; none: chats are refused.
+        generation_config: `auto`: the checkpoint's generation config fills what a request leaves
+            out; `none`: it is not heeded.
         dtype: of activations and unquantized weights.
         threads: threads on a CPU.
         max_model_len: most tokens a sequence, prompt and output together.
@@ -246,6 +249,7 @@ class Config(Section):
     tokenizer: Place = "auto"
     revision: OptionalText = None
     chat_template: Place = "auto"
+    generation_config: Annotated[GenerationConfig, one_of(GenerationConfig)] = "auto"
     dtype: Annotated[DType, one_of(DType)] = "auto"
     device: Annotated[Device, one_of(Device)] = "auto"
     threads: AutoThreads = "auto"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from pegboard.request import (
     TokenLogprob,
 )
 from pegboard.tokenizer import Tokenizer
+
+logger = logging.getLogger("pegboard")
 
 PrefixCacheMode = Literal["on", "read_only", "off"]
 """See `Request.prefix_cache`."""
@@ -87,6 +90,10 @@ class Engine:
             object, its class, or a function that makes one of the interface's context; a list of them
             for `kernel`, `logits_processor`, `observer`.
 
+    Attributes:
+        default_params: of requests without parameters: the API's defaults, and over them what the
+            checkpoint's generation config says (`generation_config="none"`: nothing).
+
     Raises:
         UserError: config, model, plugins and machine do not go together.
     """
@@ -100,6 +107,8 @@ class Engine:
     ) -> None:
         self.prepared: Prepared = prepare(_config(config), **objects)
         self.tokenizer: Tokenizer | None = load_tokenizer(self.prepared)
+        self.default_params = SamplingParams(**self.prepared.sampling_defaults.values)
+        self.prepared.sampling_defaults.log(logger)
         self._numbers = itertools.count()
         total = len(self.prepared.composition.shape.parameters)
         with _bar("Loading weights", total, show_progress) as advance:
@@ -125,7 +134,7 @@ class Engine:
         request = Request(
             request_id=f"request-{next(self._numbers)}" if request_id is None else request_id,
             prompt_token_ids=tuple(prompt_token_ids),
-            params=SamplingParams() if params is None else params,
+            params=self.default_params if params is None else params,
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
@@ -219,7 +228,7 @@ class LLM:
 
         Args:
             prompts: one text, or several texts or lists of ids.
-            params: for all, or one for each prompt.
+            params: for all, or one for each prompt; None: `Engine.default_params`.
             cache_salt, prefix_cache: as in `Request`, for all.
 
         Raises:
@@ -274,7 +283,7 @@ class LLM:
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * count
+            return [params or self.engine.default_params] * count
         if len(params) != count:
             raise RequestError(
                 "params", f"{len(params)} for {count} prompts", allowed="one, or one a prompt"

@@ -33,15 +33,7 @@ def load_tokenizer(
     """
     if facts.file is None:
         raise TokenizerError(f"{where}: tokenizer", "the checkpoint has none", fix="tokenizer: REF")
-    try:
-        content = read_bytes(facts.file, limit=MAX_TOKENIZER_BYTES)
-        library = tokenizers.Tokenizer.from_buffer(content)
-    except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(
-            f"{facts.file}",
-            f"cannot be used ({error})",
-            allowed="a tokenizer.json of the tokenizers library",
-        ) from error
+    library = _library(facts.file)
     source = facts.chat_template if chat_template is None else chat_template
     chat = None
     if source is not None:
@@ -49,12 +41,36 @@ def load_tokenizer(
     return Tokenizer(library, facts, chat, where=where)
 
 
+def eos_token_id(facts: TokenizerFacts) -> int | None:
+    """The id of the text that the checkpoint calls `eos_token`; None: it calls none so, or one that
+    its tokenizer does not know.
+
+    Raises:
+        TokenizerError: the tokenizer has to be asked, and cannot be used.
+    """
+    text = facts.special_tokens.get("eos_token")
+    if text is None or facts.file is None or facts.eos_token_id is not None:
+        return facts.eos_token_id
+    token_id: int | None = _library(facts.file).token_to_id(text)
+    return token_id
+
+
+def _library(file: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_buffer(read_bytes(file, limit=MAX_TOKENIZER_BYTES))
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(
+            file,
+            f"cannot be used ({error})",
+            allowed="a tokenizer.json of the tokenizers library",
+        ) from error
+
+
 class Tokenizer:
     """A tokenizer of the tokenizers library, with the checkpoint's rules for bos and chats.
 
     Attributes:
         vocab_size: ids that it knows, added tokens included; the model's vocabulary may be padded.
-        eos_token_ids: the id of the text that the checkpoint calls `eos_token`, if it has one.
         chat: renders its conversations, in a process of its own; None: it has no chat template.
     """
 
@@ -73,9 +89,7 @@ class Tokenizer:
         self._where = where
         self._add_bos = facts.add_bos
         self._bos_id = self._token_id(facts.special_tokens, "bos_token")
-        eos_id = self._token_id(facts.special_tokens, "eos_token")
         self.vocab_size: int = library.get_vocab_size()
-        self.eos_token_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text. Special tokens written in the text become their ids.
@@ -186,6 +200,11 @@ class Tokenizer:
     def is_skipped(self, token_id: int) -> bool:
         """Whether `decode` leaves the token out."""
         return token_id in self._special_ids or self._library.id_to_token(token_id) is None
+
+    def skipped_id(self, text: str) -> int | None:
+        """The id of the token that is written so, where `decode` leaves it out; None: there is none."""
+        token_id: int | None = self._library.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
 
     def is_byte(self, token_id: int) -> bool:
         """Whether the token is one byte whose text depends on the bytes around it."""

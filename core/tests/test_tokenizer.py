@@ -41,7 +41,8 @@ def test_ids_and_texts_are_the_librarys(file: Path, library: tokenizers.Tokenize
         assert tokenizer.decode(ids) == library.decode(ids, skip_special_tokens=True)
     assert tokenizer.decode(tokenizer.encode("a<|im_end|>b")) == "ab"
     assert tokenizer.vocab_size == library.get_vocab_size()
-    assert tokenizer.eos_token_ids == (library.token_to_id("<|im_end|>"),)
+    assert tokenizer.skipped_id("<|im_end|>") == library.token_to_id("<|im_end|>")
+    assert tokenizer.skipped_id("the") is None and tokenizer.skipped_id("<|im_end|>x") is None
 
 
 def test_ids_beyond_the_vocabulary_add_nothing(file: Path) -> None:

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def describe(path: Path) -> CheckpointFacts:
     generation = read_optional_json(folder / "generation_config.json")
     method, quantization = _quantization(folder, config)
     files = shard_files(path)
+    eos_sources = _eos_sources({"generation_config.json": generation, "config.json": config})
     return CheckpointFacts(
         source="safetensors",
         path=str(path.absolute()),
@@ -75,8 +77,10 @@ def describe(path: Path) -> CheckpointFacts:
         tensors=_tensor_facts(path, files),
         quantization=method,
         quantization_config=quantization,
-        eos_token_ids=_eos_token_ids(generation) or _eos_token_ids(config),
+        eos_token_ids=tuple(dict.fromkeys(chain.from_iterable(eos_sources.values()))),
         tokenizer=tokenizer_facts(folder),
+        eos_sources=eos_sources,
+        generation=generation,
     )
 
 
@@ -212,7 +216,11 @@ def _fingerprint(config: Mapping[str, Any], files: tuple[Path, ...]) -> str:
     return digest.hexdigest()
 
 
-def _eos_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
-    value = config.get("eos_token_id")
-    ids = value if isinstance(value, list) else [value]
-    return tuple(token_id for token_id in ids if type(token_id) is int and token_id >= 0)
+def _eos_sources(files: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
+    """The ids that each file names; files that name none are left out."""
+    named = {}
+    for file, values in files.items():
+        value = values.get("eos_token_id")
+        ids = value if isinstance(value, list) else [value]
+        named[file] = tuple(token_id for token_id in ids if type(token_id) is int and token_id >= 0)
+    return {file: ids for file, ids in named.items() if ids}

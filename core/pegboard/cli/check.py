@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -18,9 +17,6 @@ from pegboard.plugins.composition import Composition, KernelChoice, Part
 from pegboard.plugins.functions import ask
 from pegboard.plugins.listing import unsettled
 from pegboard.plugins.loader import options_of
-
-if TYPE_CHECKING:
-    from pegboard.tokenizer import Tokenizer
 
 _KEYS = {"kv_allocator": "kv_cache.allocator", "speculation_policy": "drafter.policy"}
 """The config's key of an interface, where it is not the interface's name."""
@@ -44,12 +40,12 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Say in a second whether a config will run, what was chosen for it, and why."""
-    from pegboard.compose import load_tokenizer, prepare
+    from pegboard.cli.check_text import text_report
+    from pegboard.compose import prepare
 
     try:
         prepared = prepare(config)
-        tokenizer = load_tokenizer(prepared)
-        chat = None if tokenizer is None else _chat(tokenizer)
+        text = text_report(prepared)
     except UserError as error:
         if not as_json:
             raise
@@ -57,20 +53,12 @@ def check(
         print_json({"refusals": list(reasons)})
         raise typer.Exit(2) from None
     found = report(config, prepared.composition, prepared.ledger)
-    found["chat"] = chat
+    found["text"] = text
     found["left_out"] = unsettled(config.plugins)
     if as_json:
         print_json(found)
     else:
         print_lines(_lines(found))
-
-
-def _chat(tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """How the chat template is used; None: there is none. Raises TokenizerError where it cannot be."""
-    if tokenizer.chat is None:
-        return None
-    with contextlib.closing(tokenizer):
-        return {"reads_parts": list(tokenizer.chat.check())}
 
 
 def report(config: Config, composition: Composition, ledger: Ledger) -> dict[str, Any]:
@@ -205,6 +193,8 @@ def _not_promised(composition: Composition) -> list[str]:
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    from pegboard.cli.check_text import text_lines
+
     yield f"model          {found['model']}  ({found['architecture']})"
     yield f"checkpoint     {found['checkpoint']}"
     for key in ("dtype", "device", "threads", "max_model_len"):
@@ -213,7 +203,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     limit = "none" if step["value"] is None else f"{step['value']} ms"
     yield f"max_step_ms    {limit}  ({step['why']})"
     yield f"block size     {', '.join(map(str, found['block_sizes']))} tokens"
-    yield f"chats          {_chat_line(found['chat'])}"
+    yield from text_lines(found["text"])
     if found["verify_kv"]:
         yield "kv_cache       verify: each hit's pages are read and compared first, which is slow"
     yield ""
@@ -244,14 +234,6 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield from _numerics_lines(found)
     yield ""
     yield from _memory_lines(found["memory"])
-
-
-def _chat_line(chat: Mapping[str, Any] | None) -> str:
-    if chat is None:
-        return "none: there is no chat template"
-    if chat["reads_parts"]:
-        return f"by its template, which reads contents of {', '.join(chat['reads_parts'])} in parts"
-    return "by its template"
 
 
 def _numerics_lines(found: Mapping[str, Any]) -> Iterator[str]:

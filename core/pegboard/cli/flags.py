@@ -106,6 +106,10 @@ def _dtype(value: str, flag: str) -> str:
     return {"half": "float16", "float": "float32"}.get(value, value)
 
 
+def _generation_config(value: str, flag: str) -> str:
+    return {"vllm": "none"}.get(value, value)
+
+
 def _kv_encoding(value: str, flag: str) -> str:
     return {"fp8": "fp8_e4m3"}.get(value, value)
 
@@ -150,6 +154,12 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--revision", "revision", "Branch, tag or commit of a hub model.", _text),
     Flag(
         "--chat-template", "chat_template", "File of another chat template; none: no chats.", _text
+    ),
+    Flag(
+        "--generation-config",
+        "generation_config",
+        "auto: the checkpoint's sampling defaults hold; none.",
+        _generation_config,
     ),
     Flag("--dtype", "dtype", "auto, float32, bfloat16, float16 or float64.", _dtype),
     Flag("--seed", "seed", "Seed of requests that have none.", _number),

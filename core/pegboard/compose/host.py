@@ -140,6 +140,7 @@ def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore
             make_detokenizer=_detokenizer_factory(tokenizer),
             processor_params=processor_params(composition),
             seed=composition.seed,
+            skipped_id=None if tokenizer is None else tokenizer.skipped_id,
             name_of=lambda part: names[id(part)],
         )
     )

@@ -41,6 +41,7 @@ from pegboard.plugins.inspect import inspect_checkpoint, inspect_model
 from pegboard.plugins.loader import options_of
 from pegboard.plugins.resolver import Inspected, resolve
 from pegboard.regular_files import MAX_TEMPLATE_BYTES, read_text
+from pegboard.sampling_defaults import SamplingDefaults, sampling_defaults
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,12 @@ class Prepared:
     composition: Composition
     ledger: Ledger
     objects: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """What the checkpoint wants where a request says nothing."""
+        facts = self.composition.facts
+        return sampling_defaults(facts.generation, facts.path)
 
 
 def prepare(
@@ -91,7 +98,7 @@ def prepare(
     name = config.server.served_model_name
     inspected = Inspected(
         model_name=config.model if name == "auto" else name,
-        facts=dataclasses.replace(facts, tokenizer=_tokenizer_facts(config, catalog, facts)),
+        facts=_text_facts(config, catalog, facts),
         source=source,
         shape=shape,
         model=model,
@@ -171,13 +178,39 @@ def _alternatives(facts: CheckpointFacts, quantizer: Part) -> tuple[Part, ...]:
         )
 
 
+def _text_facts(config: Config, catalog: Catalog, facts: CheckpointFacts) -> CheckpointFacts:
+    """The facts with the tokenizer that is used, what ends a text by it, and the defaults that hold.
+
+    Raises:
+        TokenizerError: the tokenizer cannot be used.
+        CheckpointError: a default cannot be followed.
+    """
+    from pegboard.tokenizer import eos_token_id
+
+    tokenizer = _tokenizer_facts(config, catalog, facts)
+    eos_ids, sources = facts.eos_token_ids, dict(facts.eos_sources)
+    own = eos_token_id(tokenizer)
+    if own is not None:
+        eos_ids = tuple(dict.fromkeys((*eos_ids, own)))
+        sources["the tokenizer's eos_token"] = (own,)
+    generation = facts.generation if config.generation_config == "auto" else {}
+    sampling_defaults(generation, facts.path)
+    return dataclasses.replace(
+        facts,
+        tokenizer=tokenizer,
+        eos_token_ids=eos_ids,
+        eos_sources=sources,
+        generation=generation,
+    )
+
+
 def _tokenizer_facts(config: Config, catalog: Catalog, facts: CheckpointFacts) -> TokenizerFacts:
     """The checkpoint's tokenizer, or the one that the config names instead."""
     tokenizer = facts.tokenizer
     if config.tokenizer != "auto":
         path = locate(config.tokenizer, None)
         if path.name == "tokenizer.json":
-            tokenizer = dataclasses.replace(tokenizer, file=str(path))
+            tokenizer = dataclasses.replace(tokenizer, file=str(path), eos_token_id=None)
         else:
             tokenizer = inspect_checkpoint(catalog, path)[0].tokenizer
     if config.chat_template == "none":

@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import time
 
+import msgspec
 import numpy as np
 
 from pegboard.engine.parts import EngineParts
@@ -14,7 +15,7 @@ from pegboard.engine.sequence import OpenRequest, Sequence
 from pegboard.engine.stops import TextStream
 from pegboard.errors import RequestError
 from pegboard.interfaces.kv_allocator import Answer, Verdict
-from pegboard.request import Request
+from pegboard.request import Request, SamplingParams
 
 
 class Intake:
@@ -32,8 +33,12 @@ class Intake:
         Raises:
             RequestError: it cannot be honoured.
         """
-        params = request.params
         self._check_ids(request)
+        # A token that is not shown would never be found as text.
+        stop_tokens = self._stop_tokens(request.params)
+        params = msgspec.structs.replace(
+            request.params, stop_token_ids=(*request.params.stop_token_ids, *stop_tokens)
+        )
         max_known = self._max_known(request)
         processors = self._parts.processor_params(params)
         seed = self._draw_seed() if params.seed is None else params.seed
@@ -46,10 +51,19 @@ class Intake:
             max_known=max_known,
             eos_ids=eos_ids,
             stop_ids=eos_ids | frozenset(params.stop_token_ids),
+            stop_tokens=stop_tokens,
             processors=processors,
         )
         opened.sequences.extend(self._sequence(opened, index) for index in range(params.n))
         return opened
+
+    def _stop_tokens(self, params: SamplingParams) -> dict[int, str]:
+        """Ids of stop texts that are one token each, of those that answers do not show."""
+        id_of = self._parts.skipped_id
+        if id_of is None:
+            return {}
+        ids = {id_of(text): text for text in params.stop}
+        return {token_id: text for token_id, text in ids.items() if token_id is not None}
 
     def _sequence(self, opened: OpenRequest, index: int) -> Sequence:
         make = self._parts.make_detokenizer

@@ -55,6 +55,8 @@ class EngineParts:
         drafter_name: what messages call the drafter, which lives in the workers.
         taps: decoder layers whose inputs are captured beside those that the drafter wants.
         make_detokenizer: a fresh one for a sequence; None: deltas carry no text.
+        skipped_id: the id of the token that is written so, where answers do not show it, else None;
+            None: answers have no text.
         processor_params: logits processors' validated parameters of a request, only those that act.
             Raises RequestError.
         seed: seeds of requests without one are derived from it; None: they are random.
@@ -84,5 +86,6 @@ class EngineParts:
     drafter_name: str = "none"
     caches_prefixes: bool = True
     verifies_pages: bool = False
+    skipped_id: Callable[[str], int | None] | None = None
     max_step_s: float | None = None
     name_of: Callable[[object], str] = _class_name

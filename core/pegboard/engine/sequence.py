@@ -29,6 +29,7 @@ class OpenRequest:
         max_known: most tokens of a sequence, prompt included.
         eos_ids: ids that end a sequence without being named as the reason.
         stop_ids: ids that end a sequence, those included.
+        stop_tokens: of those, ids that were named by their texts.
         processors: logits processors' parameters.
         sequences: those that have not ended.
     """
@@ -39,6 +40,7 @@ class OpenRequest:
     max_known: int
     eos_ids: frozenset[int]
     stop_ids: frozenset[int]
+    stop_tokens: dict[int, str]
     processors: dict[str, dict[str, Any]]
     sequences: list[Sequence] = field(default_factory=list)
 
@@ -196,7 +198,8 @@ class Sequence:
             may_stop = self.num_known - self.num_prompt > self.min_tokens
             if token_id in owner.stop_ids:
                 self.ended = "stop"
-                self.stop_reason = None if token_id in owner.eos_ids else token_id
+                unnamed = None if token_id in owner.eos_ids else token_id
+                self.stop_reason = owner.stop_tokens.get(token_id, unnamed)
             else:
                 shown += text.add(token_id, may_stop)
                 if self.num_known >= self.max_known:

@@ -45,12 +45,14 @@ class TokenizerFacts:
         special_tokens: `bos_token`, `eos_token`, ... to their texts, as templates use them.
         add_bos: whether a plain prompt is begun with the bos token by rule of the checkpoint;
             None: what the tokenizer file's own post-processor does.
+        eos_token_id: the id of `eos_token`, where other files than the tokenizer's name it.
     """
 
     file: str | None
     chat_template: str | None = None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     add_bos: bool | None = None
+    eos_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ class CheckpointFacts:
         quantization_config: the method's own settings.
         eos_token_ids: ids that end a sequence.
         tokenizer: its files and texts.
+        eos_sources: what names such ids (a file, a key) to the ids; each is in `eos_token_ids`.
+        generation: how the checkpoint wants to be sampled, in the keys of Hugging Face's
+            `generation_config.json`; others are said, and not followed.
     """
 
     source: str
@@ -78,6 +83,8 @@ class CheckpointFacts:
     quantization_config: Mapping[str, Any]
     eos_token_ids: tuple[int, ...]
     tokenizer: TokenizerFacts
+    eos_sources: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
 
 class CheckpointSource(ABC):

@@ -36,7 +36,7 @@ async def chat_call(
         UserError, ApiError: it cannot be honoured.
     """
     model.check_name(body.model)
-    params = body.sampling_params()
+    params = body.sampling_params(model.sampling_defaults)
     check_limits(limits, params, 1)
     model.check_params(params)
     prompt = await model.encode_chat([message.for_template() for message in body.messages])

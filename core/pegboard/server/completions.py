@@ -32,7 +32,7 @@ async def completion_call(
         UserError, ApiError: it cannot be honoured.
     """
     model.check_name(body.model)
-    params = body.sampling_params()
+    params = body.sampling_params(model.sampling_defaults)
     check_limits(limits, params, len(body.prompts))
     model.check_params(params)
     for prompt in body.prompts:

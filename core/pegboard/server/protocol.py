@@ -21,6 +21,7 @@ from pydantic import (
 
 from pegboard.errors import RequestError
 from pegboard.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
+from pegboard.sampling_defaults import SamplingDefaults
 from pegboard.server.bounds import AtMost, BytesAtMost
 from pegboard.server.prompts import Prompts, read_prompts
 
@@ -173,8 +174,12 @@ class GenerationBody(Body):
         """Whether nothing is to be generated."""
         return False
 
-    def sampling_params(self) -> SamplingParams:
-        """Raises RequestError naming a field that is out of range."""
+    def sampling_params(self, defaults: SamplingDefaults) -> SamplingParams:
+        """What is asked for; `defaults` fill what is left out.
+
+        Raises:
+            RequestError: a field is out of range; it is named.
+        """
         given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
         given |= self.sampling_overrides()
         if "logit_bias" in given:
@@ -185,7 +190,7 @@ class GenerationBody(Body):
             given["seed"] &= MAX_SEED
         for name in ("stop", "stop_token_ids"):
             given[name] = tuple(given.get(name, ()))
-        params = SamplingParams(**given)
+        params = SamplingParams(**defaults.fill(given))
         params.check()
         return params
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pegboard.errors import RequestError, TokenizerError
 from pegboard.request import SamplingParams
+from pegboard.sampling_defaults import SamplingDefaults
 from pegboard.server.failures import ApiError
 
 
@@ -49,6 +50,7 @@ class ServedModel:
         tokenizer: None: the checkpoint has none, and prompts are token ids.
         renderer: of its chat template; None: it has none.
         bytes_per_token: most bytes of a text for each token of the context (a server's limit).
+        sampling_defaults: what the checkpoint wants where a request says nothing.
     """
 
     name: str
@@ -60,6 +62,7 @@ class ServedModel:
     tokenizer: Tokenizer | None
     renderer: Renderer | None
     bytes_per_token: int
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
     def check_name(self, name: str | None) -> None:
         """Raises ApiError 404 when a request asks for another model."""

@@ -53,6 +53,7 @@ def serve(config: Config) -> int:
     with _listen(config.server.host, config.server.port) as listener:
         prepared = prepare(config)
         log_settings(config)
+        prepared.sampling_defaults.log(logger)
         return asyncio.run(_Supervisor(prepared, keys, listener).run())
 
 
@@ -214,6 +215,7 @@ def _served_model(
         tokenizer=tokenizer,
         renderer=renderer,
         bytes_per_token=prepared.config.server.limits.bytes_per_token,
+        sampling_defaults=prepared.sampling_defaults,
     )
 
 

@@ -214,10 +214,10 @@ def test_quantization_may_have_a_file_of_its_own(folder: Path, name: str, method
     assert describe(folder).quantization == "fp8"
 
 
-def test_end_of_sequence_ids_of_generation_go_first(folder: Path) -> None:
+def test_end_of_sequence_ids_are_those_of_both_files(folder: Path) -> None:
     assert describe(folder).eos_token_ids == (2,)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
-    assert describe(folder).eos_token_ids == (7, 9)
+    assert describe(folder).eos_token_ids == (7, 9, 2)
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6}))
     assert describe(folder).eos_token_ids == (2,)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,21 @@ from pegboard_gguf.header import Header, read_header
 from pegboard_gguf.metadata import Metadata
 from pegboard_gguf.translate import ROPE_FACTORS, model_config, tensor_facts
 from pegboard_gguf.vocabulary import Vocabulary
+
+_SAMPLING_REALS = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+_TOP_K = "general.sampling.top_k"
+_SAMPLING_NEUTRAL = {
+    "general.sampling.sequence": ("",),
+    "general.sampling.xtc_probability": (0,),
+    "general.sampling.penalty_last_n": (-1,),
+    "general.sampling.mirostat": (0,),
+}
+"""What is not followed, to the values that ask for nothing else than what is done."""
 
 MAX_ROPE_FACTORS = 2**16
 """Half a head's size; more than any model has."""
@@ -48,6 +64,8 @@ def convert(path: Path, digest: str) -> tuple[CheckpointFacts, str | None]:
         quantization_config={"formats": formats} if formats else {},
         eos_token_ids=eos_token_ids,
         tokenizer=_tokenizer_facts(metadata, vocabulary),
+        eos_sources={} if vocabulary is None else vocabulary.eos_sources,
+        generation=_generation(metadata),
     )
     return facts, None if vocabulary is None else vocabulary.to_json()
 
@@ -72,4 +90,17 @@ def _tokenizer_facts(metadata: Metadata, vocabulary: Vocabulary | None) -> Token
         chat_template=metadata.text("tokenizer.chat_template", "") or None,
         special_tokens=vocabulary.special_tokens,
         add_bos=vocabulary.add_bos,
+        eos_token_id=vocabulary.eos_token_id,
     )
+
+
+def _generation(metadata: Metadata) -> dict[str, Any]:
+    """What the file recommends for sampling; what has no counterpart keeps its name."""
+    real = {key: name for key, name in _SAMPLING_REALS.items() if key in metadata}
+    said: dict[str, Any] = {name: metadata.real(key) for key, name in real.items()}
+    if _TOP_K in metadata:
+        said["top_k"] = max(0, metadata.whole(_TOP_K))  # negative, or 0: all
+    for key, neutral in _SAMPLING_NEUTRAL.items():
+        if key in metadata and metadata.value(key) not in neutral:
+            said[key] = metadata.value(key)
+    return said

@@ -24,6 +24,10 @@ class Metadata:
     def __contains__(self, key: str) -> bool:
         return self._full(key) in self._values
 
+    def value(self, key: str) -> Any:
+        """A value as the file has it, of whatever type."""
+        return self._values[self._full(key)]
+
     def text(self, key: str, default: str | None = None) -> str:
         return str(self._get(key, str, "a text", default))
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import cached_property
+from itertools import chain
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -29,7 +31,18 @@ _END_KEYS = (
     "tokenizer.ggml.eos_token_id",
     "tokenizer.ggml.eot_token_id",
     "tokenizer.ggml.eom_token_id",
+    "tokenizer.ggml.fim_pad_token_id",
+    "tokenizer.ggml.fim_rep_token_id",
+    "tokenizer.ggml.fim_sep_token_id",
 )
+_END_TEXTS = """
+    <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|>
+    </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|>
+    <|tool_response>
+    <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>
+    <|file_sep|>
+""".split()  # noqa: SIM905 - a list of them would be a page
+"""Control tokens that end a text to llama.cpp, whatever ids the file names: many files name but one."""
 # What a SentencePiece file means where it names no id.
 _LLAMA_DEFAULT_IDS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
 
@@ -75,13 +88,36 @@ class Vocabulary:
             name: self.tokens[token_id] for name, token_id in ids.items() if token_id is not None
         }
 
+    @cached_property
+    def eos_sources(self) -> dict[str, tuple[int, ...]]:
+        """What names an id that ends a text, a turn or a message, to the ids, as llama.cpp counts
+        them."""
+        ids = {key: self._token_id(key) for key in _END_KEYS}
+        if self.model == "llama" and _ID_KEYS["eos_token"] not in self._metadata:
+            ids[_ID_KEYS["eos_token"]] = _LLAMA_DEFAULT_IDS["eos_token"]
+        named = {key: (token_id,) for key, token_id in ids.items() if token_id is not None}
+        known = {
+            token: token_id
+            for token_id, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
+            if token in _END_TEXTS and kind == TokenType.CONTROL
+        }
+        if known.keys() >= {"<|return|>", "<|call|>"} or known.keys() >= {"<|calls|>", "<|flush|>"}:
+            known.pop("<|end|>", None)  # there it ends a message, after which the text goes on
+        if "<|tool_response>" in known:
+            known.pop("</s>", None)
+        by_text = tuple(known.values())
+        return named | ({"the token's text": by_text} if by_text else {})
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of `eos_token`."""
+        (token_id,) = self.eos_sources.get(_ID_KEYS["eos_token"], (None,))
+        return token_id
+
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text, a turn or a message; each once."""
-        ids = [self._token_id(key) for key in _END_KEYS]
-        if self.model == "llama" and _ID_KEYS["eos_token"] not in self._metadata:
-            ids[0] = _LLAMA_DEFAULT_IDS["eos_token"]
-        return tuple(dict.fromkeys(token_id for token_id in ids if token_id is not None))
+        return tuple(dict.fromkeys(chain.from_iterable(self.eos_sources.values())))
 
     @property
     def add_bos(self) -> bool:

@@ -48,7 +48,8 @@ def test_facts_name_what_the_model_needs(smollm2: Path) -> None:
     assert facts.quantization == "gguf"
     assert facts.tensors["model.layers.0.mlp.up_proj.weight"].format == "Q4_1"
     assert facts.tensors["model.norm.weight"].format == "plain"
-    assert facts.eos_token_ids == (2,)
+    # <|im_end|>, which the file names; <|endoftext|> and <reponame>, as to llama.cpp.
+    assert facts.eos_token_ids == (2, 0, 4)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])

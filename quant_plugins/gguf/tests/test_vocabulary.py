@@ -14,7 +14,7 @@ import sentencepiece
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pegboard.errors import TokenizerError
-from pegboard.interfaces.checkpoint import TokenizerFacts
+from pegboard.interfaces.checkpoint import CheckpointFacts, TokenizerFacts
 from pegboard_gguf.describe import describe
 
 TEXTS = [
@@ -46,12 +46,16 @@ MODEL = {
 
 
 def _facts(write_gguf: Any, metadata: dict[str, Any]) -> TokenizerFacts:
+    return _checkpoint(write_gguf, metadata).tokenizer
+
+
+def _checkpoint(write_gguf: Any, metadata: dict[str, Any]) -> CheckpointFacts:
     rows = len(metadata["tokenizer.ggml.tokens"])
     embedding = np.zeros((rows, 32), np.float32)
     path = write_gguf(
         MODEL | metadata, {"token_embd.weight": (embedding, gguf.GGMLQuantizationType.F32)}
     )
-    return describe(path).tokenizer
+    return describe(path)
 
 
 def _tokenizer(write_gguf: Any, metadata: dict[str, Any]) -> Tokenizer:
@@ -250,6 +254,50 @@ def test_facts_say_how_prompts_begin_and_answers_end(write_gguf: Any) -> None:
     assert facts.add_bos is True  # by rule of this kind
     assert _facts(write_gguf, metadata | {"tokenizer.ggml.pre": "qwen2"}).add_bos is False
     assert _facts(write_gguf, metadata | {"tokenizer.ggml.add_bos_token": False}).add_bos is False
+
+
+def test_what_ends_a_text_is_what_ends_it_in_llama_cpp(write_gguf: Any) -> None:
+    metadata = _metadata(_byte_level(PUBLISHED["gpt-2"]), "gpt-2")
+    size = len(metadata["tokenizer.ggml.tokens"])
+    more = ["<|eot_id|>", "<|im_start|>", "<|im_end|>", "</s>", "<turn>", "<|fim_pad|>"]
+    metadata["tokenizer.ggml.tokens"] += more
+    # A token that is text may be written like one that ends a text.
+    metadata["tokenizer.ggml.token_type"] += [3, 3, 3, 1, 3, 3]
+    metadata["tokenizer.ggml.eom_token_id"] = size + 4
+    facts = _checkpoint(write_gguf, metadata)
+    assert facts.eos_token_ids == (0, size + 4, size, size + 2, size + 5)
+    assert facts.config["eos_token_id"] == list(facts.eos_token_ids)
+    assert dict(facts.eos_sources) == {
+        "tokenizer.ggml.eos_token_id": (0,),
+        "tokenizer.ggml.eom_token_id": (size + 4,),
+        "the token's text": (0, size, size + 2, size + 5),
+    }
+    metadata["tokenizer.ggml.tokens"][size : size + 3] = ["<|return|>", "<|call|>", "<|other|>"]
+    metadata |= {"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.eom_token_id": 1}
+    # There <|end|> ends a message, after which the text goes on.
+    assert _checkpoint(write_gguf, metadata).eos_token_ids == (1, size, size + 1, size + 5)
+
+
+def test_what_a_file_recommends_for_sampling_is_told(write_gguf: Any) -> None:
+    metadata = _metadata(_byte_level(PUBLISHED["gpt-2"]), "gpt-2")
+    sampling = {
+        "temp": 0.7,
+        "top_k": 20,
+        "top_p": 0.8,
+        "penalty_repeat": 1.05,
+        "penalty_last_n": 64,
+        "mirostat": 2,
+        "xtc_probability": 0.0,
+    }
+    metadata |= {f"general.sampling.{key}": value for key, value in sampling.items()}
+    assert dict(_checkpoint(write_gguf, metadata).generation) == {
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 0.8,
+        "repetition_penalty": 1.05,
+        "general.sampling.penalty_last_n": 64,
+        "general.sampling.mirostat": 2,
+    }
 
 
 @pytest.mark.parametrize(
