@@ -220,7 +220,7 @@ def fewest_computed(sums: Sums) -> int:
     return sums.prompt_tokens + num_forked + sum(n - 1 for n in sums.outputs)
 
 
-@pytest.mark.parametrize("count", [250, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.slow)])
 def test_counts_are_those_of_the_clients(served: Any, count: int) -> None:
     before = settled(served.url)
     sums = asyncio.run(run(served.url, bodies(count)))

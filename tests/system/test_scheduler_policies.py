@@ -144,8 +144,15 @@ def expected(model: Path) -> Ran:
     return run(model, "fcfs", MIXED)
 
 
-@pytest.mark.parametrize("num_pages", [200, 26])
-@pytest.mark.parametrize("prefix_cache", ["none", "trie"])
+@pytest.mark.parametrize(
+    ("prefix_cache", "num_pages"),
+    [
+        ("none", 26),
+        ("trie", 200),
+        pytest.param("none", 200, marks=pytest.mark.slow),
+        pytest.param("trie", 26, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("scheduler", PACKAGES)
 def test_tokens_are_those_of_fcfs(
     model: Path, expected: Ran, scheduler: str, prefix_cache: str, num_pages: int
