@@ -4,6 +4,7 @@ PYTHON ?= python3
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml quant_plugins/*/pyproject.toml spec_plugins/*/pyproject.toml))
 PROJECTS := core/pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 PARALLEL := -n 2 --dist worksteal
+TIMED = $(shell grep -rl --include='test_*.py' 'mark\.timing' core plugins quant_plugins tests)
 
 .PHONY: setup serve lint test test-all soak bench wheels
 
@@ -24,14 +25,14 @@ lint: setup
 	.venv/bin/ruff format --check .
 	for folder in core $(PLUGINS) examples/my_plugin examples/pipelines tests conftest.py; do .venv/bin/mypy $$folder || exit 1; done
 
-# Tests that measure time run alone, after the others.
+# Tests that measure time run alone, after the others; importing the files of all others would take a while.
 test: setup
 	.venv/bin/pytest $(PARALLEL) -m "not slow and not timing"
-	.venv/bin/pytest -m "timing and not slow"
+	.venv/bin/pytest -m "timing and not slow" $(TIMED)
 
 test-all: setup
 	.venv/bin/pytest --timeout 3600 $(PARALLEL) -m "not timing"
-	.venv/bin/pytest --timeout 3600 -m timing
+	.venv/bin/pytest --timeout 3600 -m timing $(TIMED)
 
 soak: setup
 	HYPOTHESIS_PROFILE=soak .venv/bin/pytest --timeout 0 core/tests/builtin core/tests/engine core/tests/test_damaged_checkpoints.py \

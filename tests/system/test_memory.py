@@ -62,7 +62,11 @@ def test_closing_frees_memory(bundled_model: str) -> None:
 
 def test_closing_frees_memory_of_wide_layers(tmp_path: Path) -> None:
     """170 MiB of weights."""
-    wide = {"hidden_size": 1024, "intermediate_size": 7 * 1024, "num_hidden_layers": 2}
+    wide: dict[str, Any] = {
+        "hidden_size": 1024,
+        "intermediate_size": 7 * 1024,
+        "num_hidden_layers": 2,
+    }
     check_that_closing_frees(130, model=write_tiny_model(tmp_path, **wide), dtype="float32")
 
 
