@@ -10,11 +10,13 @@ import typer
 
 from pegboard.cli.output import print_json, print_lines
 from pegboard.config import Config
+from pegboard.config_values import shown
 from pegboard.errors import CompositionRefused, UserError
 from pegboard.interfaces.kernel import JOINT_OPERATIONS
 from pegboard.planner.ledger import Ledger
 from pegboard.plugins.composition import Composition, KernelChoice, Part
 from pegboard.plugins.functions import ask
+from pegboard.plugins.inspect import undeclared_keys
 from pegboard.plugins.listing import unsettled
 from pegboard.plugins.loader import options_of
 
@@ -81,6 +83,7 @@ def report(config: Config, composition: Composition, ledger: Ledger) -> dict[str
         "logits_processors": [part.name for part in composition.logits_processors],
         "observers": [part.name for part in composition.observers],
         "notes": _notes(composition),
+        "undeclared_keys": list(undeclared_keys(composition.parts["model"], composition.facts)),
         "kernels": [_kernel(config, choice) for choice in composition.kernels],
         "numerics": composition.numerics,
         "not_promised": _not_promised(composition),
@@ -214,6 +217,10 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     for key in ("logits_processors", "observers"):
         yield f"  {key:<18}  {', '.join(found[key]) or 'none'}"
     yield ""
+    if found["undeclared_keys"]:
+        names = ", ".join(map(shown, found["undeclared_keys"]))
+        yield f"keys of the model's config that no known config declares: {names}"
+        yield ""
     if found["notes"]:
         yield "notes"
         yield from (f"  {note}" for note in found["notes"])

@@ -2,6 +2,12 @@
 
 A model's manifest entry names a torch-free function `describe(config) -> ModelShape`. The runner
 builds its layers from the same shape, so that plan and engine cannot disagree.
+
+The config, a dict, remembers which of its keys `describe` read by `[]` or `get`, and of sections that it
+read, which of theirs. To read a key is to act on it: a key that can change arithmetic, has a value that
+means something, and was not read is refused by name before anything is loaded. So a family reads each key
+that it knows, also one that changes nothing beside others, and no other; it passes the config on as it is,
+since of a copy nothing is known to be read.
 """
 
 from __future__ import annotations

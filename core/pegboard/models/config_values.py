@@ -12,7 +12,8 @@ MAX_SIZE = 2**31 - 1
 
 
 class ConfigValues:
-    """A config's values by key; null counts as absent, where `is_null` does not tell them apart.
+    """A config's values by key; null and an empty list or mapping count as absent, where `is_null` does
+    not tell them apart.
 
     Args:
         values: the config, or a section of it.
@@ -24,7 +25,7 @@ class ConfigValues:
         self._path = path
 
     def __contains__(self, key: str) -> bool:
-        return self._values.get(key) is not None
+        return self._value(key) is not None
 
     def is_null(self, key: str) -> bool:
         """Whether the key is there, with null."""
@@ -70,6 +71,12 @@ class ConfigValues:
             raise self.error(key, f"{value!r}", allowed="a list of texts")
         return value
 
+    def without_effect(self, *keys: str) -> None:
+        """Says of keys that they change nothing here, whatever their values: the host refuses those of
+        which nobody says anything."""
+        for key in keys:
+            self._values.get(key)
+
     def section(self, key: str) -> ConfigValues:
         """A nested mapping; an empty one where the key is absent."""
         value = self._get(key, {}, "a mapping")
@@ -82,9 +89,13 @@ class ConfigValues:
         return CheckpointError(f"model config {self._path}{key}", was, allowed=allowed, fix=fix)
 
     def _get(self, key: str, default: Any, allowed: str) -> Any:
-        value = self._values.get(key)
+        value = self._value(key)
         if value is None:
             value = default
         if value is None:
             raise self.error(key, "missing", allowed=allowed)
         return value
+
+    def _value(self, key: str) -> Any:
+        value = self._values.get(key)
+        return None if value == [] or value == {} else value

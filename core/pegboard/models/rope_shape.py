@@ -29,22 +29,37 @@ def rope_shape(config: ConfigValues, rotary_dim: int, max_position: int) -> Rope
     Raises:
         CheckpointError: a rule that is not supported, or a number that is missing or wrong.
     """
-    key = "rope_scaling" if "rope_scaling" in config else "rope_parameters"
+    keys = [key for key in ("rope_scaling", "rope_parameters") if key in config]
+    said = [_said_by(config, key, rotary_dim, max_position) for key in keys or ["rope_parameters"]]
+    if any(shape != said[0] for shape in said):
+        raise config.error(
+            "rope_scaling", "says another rotation than rope_parameters", fix="keep one of the two"
+        )
+    return said[0]
+
+
+def _said_by(config: ConfigValues, key: str, rotary_dim: int, max_position: int) -> RopeShape:
+    """What one of the two sections says, which may be empty."""
     section = config.section(key)
-    theta = section.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
+    outer = config.number("rope_theta", DEFAULT_THETA)
+    theta = section.number("rope_theta", outer)
+    if "rope_theta" in config and theta != outer:
+        raise config.error("rope_theta", f"{outer:g}, and {key}.rope_theta is {theta:g}")
     for values in (section, config):
         if values.number("partial_rotary_factor", 1.0) != 1.0:
             raise values.error("partial_rotary_factor", "a partial rotation", allowed="1.0")
     rule = section.text("rope_type", section.text("type", "default"))
+    if "type" in section and section.text("type") != rule:
+        raise section.error("type", f"{section.text('type')!r}, and rope_type is {rule!r}")
+    original = config.size(
+        "original_max_position_embeddings",
+        section.size("original_max_position_embeddings", max_position),
+    )
     if rule == "default":
         return RopeShape(theta, rotary_dim)
     if rule not in _RULES:
         allowed = ", ".join(["default", *_RULES])
         raise section.error("rope_type", f"{rule!r} is not supported", allowed=allowed)
-    original = config.size(
-        "original_max_position_embeddings",
-        section.size("original_max_position_embeddings", max_position),
-    )
     numbers = _RULES[rule](section, original, max_position)
     return RopeShape(theta, rotary_dim, {"rope_type": rule, **numbers})
 
@@ -52,16 +67,17 @@ def rope_shape(config: ConfigValues, rotary_dim: int, max_position: int) -> Rope
 def scaled_max_position(rope: RopeShape, max_position: int) -> int:
     """The longest context, in tokens, after scaling.
 
-    YaRN is commonly switched on in a config whose `max_position_embeddings` stays that of training.
+    Linear scaling and YaRN are commonly switched on in a config whose `max_position_embeddings` stays
+    that of training; Llama 3's rule is part of training, and the number is of what came out.
     """
-    if rope.scaling is None or rope.scaling["rope_type"] != "yarn":
+    if rope.scaling is None or rope.scaling["rope_type"] not in ("linear", "yarn"):
         return max_position
     original: int = rope.scaling["original_max_position_embeddings"]
     return max(max_position, int(original * rope.scaling["factor"]))
 
 
 def _linear(section: ConfigValues, original: int, max_position: int) -> dict[str, Any]:
-    return {"factor": section.number("factor")}
+    return {"factor": section.number("factor"), "original_max_position_embeddings": original}
 
 
 def _llama3(section: ConfigValues, original: int, max_position: int) -> dict[str, Any]:

@@ -139,22 +139,44 @@ def _sizes(values: ConfigValues, family: _Family) -> _Sizes:
 
 
 def _no_windows(values: ConfigValues, num_layers: int) -> tuple[int | None, ...]:
+    """No layer has one; libraries differ over a config that asks for one all the same."""
+    if not values.flag("use_sliding_window", default=True):
+        values.without_effect("sliding_window", "max_window_layers")
+    if "layer_types" in values:
+        return _layer_windows(values, num_layers, None)
     return (None,) * num_layers
 
 
 def _mistral_windows(values: ConfigValues, num_layers: int) -> tuple[int | None, ...]:
+    """The window is in every layer, or in those where `layer_types` says so."""
     window = None if values.is_null("sliding_window") else values.size("sliding_window", 4096)
+    if window is not None and not values.flag("use_sliding_window", default=True):
+        raise values.error(
+            "use_sliding_window",
+            f"false, beside sliding_window {window}",
+            fix="sliding_window: null",
+        )
+    if "layer_types" in values:
+        return _layer_windows(values, num_layers, window)
     return (window,) * num_layers
 
 
 def _qwen_windows(values: ConfigValues, num_layers: int) -> tuple[int | None, ...]:
     """`layer_types` says which layers have the window; else those from `max_window_layers` on."""
     window: int | None = None
-    if values.flag("use_sliding_window", default=False):
+    if values.flag("use_sliding_window", default=False) and not values.is_null("sliding_window"):
         window = values.size("sliding_window", 4096)
-    if "layer_types" not in values:
-        first = values.size("max_window_layers", 28, minimum=0)
-        return tuple(window if layer >= first else None for layer in range(num_layers))
+    values.without_effect("sliding_window", "max_window_layers")
+    if "layer_types" in values:
+        return _layer_windows(values, num_layers, window)
+    first = values.size("max_window_layers", 28, minimum=0)
+    return tuple(window if layer >= first else None for layer in range(num_layers))
+
+
+def _layer_windows(
+    values: ConfigValues, num_layers: int, window: int | None
+) -> tuple[int | None, ...]:
+    """The window of each layer, as `layer_types` says."""
     types = values.texts("layer_types")
     allowed = {"full_attention": None, "sliding_attention": window}
     if len(types) != num_layers or not set(types) <= set(allowed):
@@ -165,7 +187,9 @@ def _qwen_windows(values: ConfigValues, num_layers: int) -> tuple[int | None, ..
         )
     if "sliding_attention" in types and window is None:
         raise values.error(
-            "layer_types", "sliding_attention without a window", fix="use_sliding_window: true"
+            "layer_types",
+            "sliding_attention, and no window",
+            fix="say sliding_window, and use_sliding_window: true where the family knows it",
         )
     return tuple(allowed[kind] for kind in types)
 
@@ -236,6 +260,7 @@ def _mistral_biases(values: ConfigValues) -> _Biases:
 
 
 def _qwen2_biases(values: ConfigValues) -> _Biases:
+    values.without_effect("attention_bias")  # the tensors have it or are refused
     return _Biases(qkv=True)
 
 

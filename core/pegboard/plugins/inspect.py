@@ -17,6 +17,7 @@ from pegboard.plugins.discovery import Catalog, Offer
 from pegboard.plugins.functions import ask
 from pegboard.plugins.known import suggestion
 from pegboard.plugins.manifest import Provides
+from pegboard.plugins.model_keys import ReadConfig, check_heeded, check_model_type, undeclared
 
 
 def inspect_checkpoint(catalog: Catalog, path: Path) -> tuple[CheckpointFacts, Part]:
@@ -93,8 +94,10 @@ def inspect_model(catalog: Catalog, facts: CheckpointFacts) -> tuple[ModelShape,
     ]
     if fitting:
         best = _best(catalog, fitting)
-        shape: ModelShape = ask(best, "describe", facts.config)
+        shape, config = _described(best, facts)
         _check_shape(shape, best)
+        check_model_type(config, shape.architecture)
+        check_heeded(config, shape.architecture)
         return with_stored_biases(shape, facts), _part(best)
     _check_not_left_out(
         catalog,
@@ -134,6 +137,18 @@ def _check_shape(shape: ModelShape, family: Offer) -> None:
             origin=str(family.origin),
             fix=family.origin.remedy,
         )
+
+
+def undeclared_keys(model: Part, facts: CheckpointFacts) -> tuple[str, ...]:
+    """Keys of the checkpoint's config that its model does not act on, and that no known config
+    declares: what they mean nobody here knows."""
+    return undeclared(_described(model, facts)[1])
+
+
+def _described(model: Part | Offer, facts: CheckpointFacts) -> tuple[ModelShape, ReadConfig]:
+    """The shape, and the config with a record of what the family read of it."""
+    config = ReadConfig(facts.config)
+    return ask(model, "describe", config), config
 
 
 def with_stored_biases(shape: ModelShape, facts: CheckpointFacts) -> ModelShape:

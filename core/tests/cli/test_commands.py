@@ -172,6 +172,17 @@ def test_check_says_what_was_chosen_and_why(tiny: str) -> None:
         assert said in run.stdout
 
 
+def test_check_names_keys_that_no_config_declares(tmp_path: Path) -> None:
+    from pegboard.testing.tiny import write_tiny_model
+
+    folder = write_tiny_model(tmp_path / "model", tokenizer=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "is_llama_config": True}))
+    run = pegboard("check", str(folder))
+    assert "keys of the model's config that no known config declares: " in run.stdout
+    assert "'is_llama_config'" in run.stdout
+
+
 def test_check_as_json_names_each_part_with_its_reason(tiny: str) -> None:
     run = pegboard("check", tiny, "--json", "--set", "attention=torch")
     found = json.loads(run.stdout)

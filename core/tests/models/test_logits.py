@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -88,6 +89,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2, window off": ("qwen2", {"sliding_window": 5, "max_window_layers": 0}),
     "qwen2, window from layer 1": ("qwen2", QWEN_WINDOW | {"max_window_layers": 1}),
+    "qwen2, window on and null": ("qwen2", {"use_sliding_window": True, "sliding_window": None}),
     "qwen3": ("qwen3", {}),
     "qwen3 with biases": ("qwen3", {"attention_bias": True}),
     "qwen3, layer types": ("qwen3", QWEN_WINDOW | {"layer_types": QWEN_LAYERS}),
@@ -274,6 +276,17 @@ def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     assert (got32 - expected32).abs().max() < 1e-4
     assert got64.dtype == torch.float64
     assert (got64 - expected64).abs().max() < 1e-9
+
+
+def test_mistral_with_layer_types_has_its_window_where_they_say(tmp_path: Path) -> None:
+    """transformers reads such a config as another family's, whose layers differ."""
+    save(tmp_path, "ministral", {"sliding_window": 7, "layer_types": QWEN_LAYERS})
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    file.write_text(json.dumps(config))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32")
+    assert (logits(load(tmp_path, "float32")[0]) - reference_logits(theirs)).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -182,7 +182,8 @@ def _identity(path: Path) -> list[int]:
 
 def _code_digest() -> str:
     digest = hashlib.sha256()
-    for module in sorted(Path(__file__).parent.glob("*.py")):
+    here = Path(__file__).parent
+    for module in sorted([*here.glob("*.py"), *here.glob("*.toml")]):
         digest.update(module.read_bytes())
     return digest.hexdigest()
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts, TokenizerFacts
 from pegboard_gguf.header import Header, read_header
+from pegboard_gguf.keys import check_heeded, undeclared
 from pegboard_gguf.metadata import Metadata
 from pegboard_gguf.translate import ROPE_FACTORS, model_config, tensor_facts
 from pegboard_gguf.vocabulary import Vocabulary
@@ -48,6 +49,8 @@ def convert(path: Path, digest: str) -> tuple[CheckpointFacts, str | None]:
     header = read_header(path)
     metadata = Metadata(path, header.metadata)
     config = model_config(metadata, header.tensors, _rope_factors(path, header))
+    check_heeded(metadata)
+    config |= undeclared(metadata)
     tensors = tensor_facts(header.tensors)
     formats = sorted({fact.format for fact in tensors.values()} - {"plain"})
     vocabulary = Vocabulary(metadata) if "tokenizer.ggml.model" in metadata else None

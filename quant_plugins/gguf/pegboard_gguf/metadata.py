@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,25 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Metadata:
-    """Metadata of one file. A key written as `.name` belongs to the file's architecture."""
+    """Metadata of one file. A key written as `.name` belongs to the file's architecture.
+
+    It remembers which keys were read.
+    """
 
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         self.path = path
         self._values = values
+        self._read: set[str] = set()
         self.architecture = self.text("general.architecture")
 
     def __contains__(self, key: str) -> bool:
-        return self._full(key) in self._values
+        return self._value(key) is not None
+
+    def unread(self) -> Iterator[tuple[str, Any]]:
+        """The architecture's keys that nothing read, as `.name`, and their values."""
+        for key, value in self._values.items():
+            if key.startswith(f"{self.architecture}.") and key not in self._read:
+                yield key.removeprefix(self.architecture), value
 
     def value(self, key: str) -> Any:
         """A value as the file has it, of whatever type."""
@@ -33,7 +43,7 @@ class Metadata:
 
     def whole(self, key: str, default: int | None = None) -> int:
         """A whole number. One value for each layer is accepted where all are the same."""
-        value = self._values.get(self._full(key))
+        value = self._value(key)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]
         elif isinstance(value, list):
@@ -70,10 +80,15 @@ class Metadata:
         return CheckpointError(f"{self.path}: {self._full(key)}", was, allowed=allowed)
 
     def _get(self, key: str, kind: type | tuple[type, ...], allowed: str, default: Any) -> Any:
-        value = self._values.get(self._full(key), default)
+        value = self._value(key, default)
         if not isinstance(value, kind):
             raise self.fault(key, "is missing" if value is None else f"is {value!r:.80}", allowed)
         return value
+
+    def _value(self, key: str, default: Any = None) -> Any:
+        full = self._full(key)
+        self._read.add(full)
+        return self._values.get(full, default)
 
     def _full(self, key: str) -> str:
         return f"{self.architecture}{key}" if key.startswith(".") else key

@@ -44,25 +44,28 @@ def rope_parameters(
 
 
 def _scaling(metadata: Metadata) -> dict[str, Any]:
-    rule = metadata.text(".rope.scaling.type", "none")
-    if rule == "none":
-        factor = metadata.real(".rope.scale_linear", 1.0)
-        return {"rope_type": "default"} if factor == 1.0 else _linear(factor)
+    """A file that says a factor and no rule means `linear`, as llama.cpp has it; 0 is no factor."""
+    rule = metadata.text(".rope.scaling.type", "linear")
+    # `scale_linear` is the older name
+    factor = metadata.real(".rope.scaling.factor", metadata.real(".rope.scale_linear", 0.0)) or 1.0
+    original = metadata.whole(".rope.scaling.original_context_length", 0)
+    if rule == "none" or (rule == "linear" and factor == 1.0):
+        return {"rope_type": "default"}
+    said = {"original_max_position_embeddings": original} if original else {}
     if rule == "linear":
-        return _linear(metadata.real(".rope.scaling.factor"))
+        return {"rope_type": "linear", "factor": factor, **said}
     if rule == "yarn":
-        return _yarn(metadata)
+        return _yarn(metadata, factor)
     raise metadata.fault(".rope.scaling.type", f"is {rule!r}", "none, linear, yarn")
 
 
-def _linear(factor: float) -> dict[str, Any]:
-    return {"rope_type": "linear", "factor": factor}
-
-
-def _yarn(metadata: Metadata) -> dict[str, Any]:
+def _yarn(metadata: Metadata, factor: float) -> dict[str, Any]:
+    strength = metadata.real(".rope.scaling.yarn_ext_factor", 1.0)
+    if strength not in (1.0, -1.0):  # the latter is how a file leaves it to the rule
+        raise metadata.fault(".rope.scaling.yarn_ext_factor", f"is {strength}", "1.0")
     scaling: dict[str, Any] = {
         "rope_type": "yarn",
-        "factor": metadata.real(".rope.scaling.factor"),
+        "factor": factor,
         "original_max_position_embeddings": metadata.whole(".rope.scaling.original_context_length"),
     }
     for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):

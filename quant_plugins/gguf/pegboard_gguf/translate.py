@@ -100,6 +100,8 @@ def model_config(
         )
     if metadata.whole(".expert_count", 0) > 0:
         raise metadata.fault(".expert_count", "says a mixture of experts", "dense models")
+    if not metadata.flag(".attention.causal", default=True):
+        raise metadata.fault(".attention.causal", "is False", "True")
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURES[architecture]],
         "model_type": architecture,

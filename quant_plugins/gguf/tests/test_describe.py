@@ -186,6 +186,75 @@ def test_other_scaling_rules_keep_their_numbers(
     assert rope == {"rope_theta": 10000.0, **expected}
 
 
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"llama.rope.scaling.factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        ({"llama.rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 2.0}, {}),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 0.0}, {}),
+    ],
+)
+def test_a_factor_means_what_it_means_to_llama_cpp(
+    write_model: Any,
+    tiny_config: dict[str, Any],
+    tiny_tensors: dict[str, torch.Tensor],
+    metadata: dict[str, Any],
+    expected: dict[str, Any],
+) -> None:
+    """Without a rule it is linear; with the rule `none` it is nothing, and 0 is no factor."""
+    path = write_model(tiny_config, tiny_tensors, metadata=metadata)
+    rope = describe(path).config["rope_parameters"]
+    assert rope == {"rope_theta": 10000.0, **(expected or {"rope_type": "default"})}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope.scaling.attn_factor", 1.2),
+        ("rope.scaling.yarn_attn_factor", 0.5),
+        ("rope.scaling.yarn_ext_factor", 0.5),
+        ("rope.scaling.yarn_log_multiplier", 0.1),
+        ("attention.causal", False),
+        ("attention.scale", 0.1),
+        ("attention.clamp_kqv", 8.0),
+        ("attention.key_length_swa", 8),
+        ("attention.sliding_window_pattern", [True, False]),
+        ("final_logit_softcapping", 30.0),
+        ("logit_scale", 0.5),
+        ("embedding_scale", 12.0),
+        ("expert_used_count", 2),
+    ],
+)
+def test_a_key_that_nothing_acts_on_is_refused_by_name(
+    write_model: Any,
+    tiny_config: dict[str, Any],
+    tiny_tensors: dict[str, torch.Tensor],
+    key: str,
+    value: Any,
+) -> None:
+    path = write_model(tiny_config, tiny_tensors, metadata={f"llama.{key}": value})
+    with pytest.raises(CheckpointError, match=rf"llama\.{key}"):
+        describe(path)
+
+
+def test_neutral_values_pass_and_keys_of_nobody_go_into_the_config(
+    write_model: Any, tiny_config: dict[str, Any], tiny_tensors: dict[str, torch.Tensor]
+) -> None:
+    plain = describe(write_model(tiny_config, tiny_tensors))
+    neutral = {
+        "rope.scaling.attn_factor": 1.0,
+        "logit_scale": 0.0,
+        "attention.causal": True,
+        "expert_used_count": 0,
+        "rope.scaling.finetuned": True,
+        "nobody.knows": 3,
+    }
+    metadata = {f"llama.{key}": value for key, value in neutral.items()}
+    facts = describe(write_model(tiny_config, tiny_tensors, metadata=metadata))
+    assert facts.config == {**plain.config, "llama.nobody.knows": 3}
+
+
 def test_a_folder_with_one_file_is_that_file(tiny_file: Path) -> None:
     assert describe(tiny_file.parent) == describe(tiny_file)
     tiny_file.with_name("other.gguf").write_bytes(tiny_file.read_bytes())
