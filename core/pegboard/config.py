@@ -20,6 +20,7 @@ from pegboard.config_values import (
     Count,
     Host,
     Hosts,
+    KeepAlive,
     Kernels,
     MaxStep,
     Memory,
@@ -216,6 +217,9 @@ class ServerConfig(Section):
             admins alone need a key.
         allowed_hosts: names by which a server without `api_keys` may be called on a loopback address,
             beside localhost; what another page in a browser sends bears its name.
+        keep_alive_s: seconds that a connection may rest between requests; 0: it is closed after each.
+        max_connections: most connections at a time; the one idle longest gives way to a new one. auto:
+            what the system's limit of open files leaves, at most 4096.
     """
 
     host: Host = "127.0.0.1"
@@ -223,6 +227,8 @@ class ServerConfig(Section):
     api_keys: ApiKeys = None
     admin_keys: ApiKeys = None
     allowed_hosts: Hosts = Field(default_factory=list)
+    keep_alive_s: KeepAlive = 75  # longer than common load balancers, so that they close first
+    max_connections: AutoCount = "auto"
     served_model_name: Text = "auto"
     limits: LimitsConfig = LimitsConfig()
 

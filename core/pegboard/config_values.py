@@ -220,6 +220,8 @@ Host = Annotated[str, PlainValidator(_host)]
 """A name or an address."""
 Hosts = Annotated[list[str], PlainValidator(_hosts)]
 """Names or addresses, without ports."""
+KeepAlive = Annotated[int, whole(0, 86_400)]
+"""Seconds."""
 Port = Annotated[int, whole(0, 65535)]
 Seed = Annotated[int | None, PlainValidator(_seed)]
 MaxStep = Annotated[int | Auto | None, PlainValidator(_max_step_ms)]

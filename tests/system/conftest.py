@@ -132,13 +132,21 @@ Serve = Callable[..., Served]
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """Starts servers that take requests: `serve(model, "--set", "...")`. They end with the module."""
+    """Starts servers that take requests: `serve(model, "--set", "...")`, with at most `num_files` open
+    files if given. They end with the module."""
     servers = []
 
-    def start(model: str | Path, *arguments: str, until: str = "Uvicorn running on") -> Served:
+    def start(
+        model: str | Path,
+        *arguments: str,
+        until: str = "Uvicorn running on",
+        num_files: int | None = None,
+    ) -> Served:
         folder = tmp_path_factory.mktemp("served")
         program = Path(sys.executable).with_name("pegboard")
         command = [str(program), "serve", str(model), "--port", "0", "--set", "threads=1"]
+        if num_files is not None:
+            command = ["bash", "-c", f'ulimit -n {num_files}; exec "$0" "$@"', *command]
         environment = {**os.environ, "TMPDIR": str(folder)}
         with (folder / "log").open("wb") as file:
             process = subprocess.Popen(

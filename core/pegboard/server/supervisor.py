@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
+import functools
 import gc
 import logging
 import os
@@ -12,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import uvicorn
 
@@ -25,8 +28,11 @@ from pegboard.server.engine_client import EngineClient
 from pegboard.server.keys import Keys, read_keys
 from pegboard.server.logs import configure_logging
 from pegboard.server.messages import Ready, Start
+from pegboard.server.open_files import max_connections, raise_limit
+from pegboard.server.places import Places
 from pegboard.server.served_model import ServedModel, Tokenizer
 from pegboard.server.sites import is_loopback
+from pegboard.server.sparse_log import SparseLog
 from pegboard.server.startup_lines import log_settings
 
 DRAIN_S = 30.0
@@ -35,13 +41,18 @@ DRAIN_S = 30.0
 FAREWELL_S = 5.0
 """How long an answer that has been ended may take to reach its client."""
 
-KEEP_ALIVE_S = 75
-"""Longer than the idle times of common load balancers, so that they close first."""
-
 UNREAD_MS = 60_000
 """How long what was sent may stay unread, before the system closes the connection."""
 
 MAX_HEADER_BYTES = 64 * 1024
+
+BACKLOG = 2048
+"""Connections that the system holds until they are taken."""
+
+TAKEN_TOGETHER = 16
+"""Connections that are taken from the system before any of them is looked at."""
+
+NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 logger = logging.getLogger("pegboard.server")
 
@@ -50,15 +61,28 @@ def serve(config: Config) -> int:
     """Serves until SIGTERM or SIGINT; see `pegboard.server.run`."""
     configure_logging()
     keys = read_keys(config.server, os.environ)
+    wanted = config.server.max_connections
+    num_files = raise_limit()
+    places = Places(max_connections(None if wanted == "auto" else wanted, num_files))
     with _listen(config.server.host, config.server.port) as listener:
         prepared = prepare(config)
         log_settings(config)
         prepared.sampling_defaults.log(logger)
-        return asyncio.run(_Supervisor(prepared, keys, listener).run())
+        logger.info("at most %d connections, %d open files", places.max_connections, num_files)
+        return asyncio.run(_Supervisor(prepared, keys, listener, places).run())
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handling."""
+    """uvicorn without its own signal handling, and never far ahead of its connections.
+
+    asyncio takes as many connections at once as it lets the system hold. Were they many, it would run out
+    of files before the first of them could make another give way.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -66,17 +90,22 @@ class _HttpServer(uvicorn.Server):
 
 
 class _Supervisor:
-    def __init__(self, prepared: Prepared, keys: Keys, listener: socket.socket) -> None:
+    def __init__(
+        self, prepared: Prepared, keys: Keys, listener: socket.socket, places: Places
+    ) -> None:
         self._prepared = prepared
         self._config = prepared.config
         self._keys = keys
         self._listener = listener
         self._renderer: QueuedChatRenderer | None = None
+        self._places = places
+        self._no_files = SparseLog("connections not taken", max_lines=1, period_s=60.0)
         self._signalled = asyncio.Event()
 
     async def run(self) -> int:
         """The server's whole life. Raises UserError when the engine cannot be built."""
         self._handle_signals(self._signalled.set)
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         self._engine = EngineClient(Start(to_wire(self._prepared)))
         starting = asyncio.create_task(self._engine.start())
         try:
@@ -104,7 +133,7 @@ class _Supervisor:
             self._config.scheduler.max_num_seqs,
             on_loopback=is_loopback(self._listener.getsockname()[0]),
         )
-        self._http = _HttpServer(_uvicorn_config(self._service))
+        self._http = _HttpServer(_uvicorn_config(self._service, self._places))
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         self._handle_signals(self._on_signal)
         logger.info("loading %s; listening on %s", self._model.root, self._url())
@@ -153,6 +182,15 @@ class _Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, handle)
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The system may be short of files whatever this process holds; asyncio tries again each second."""
+        error = context.get("exception")
+        is_accept = "accept" in context["message"]
+        if is_accept and isinstance(error, OSError) and error.errno in NO_FILES:
+            self._no_files.warn("a connection cannot be taken: %s", error.strerror)
+        else:
+            loop.default_exception_handler(context)
 
     def _on_signal(self) -> None:
         """The first signal lets open requests finish; the second does not."""
@@ -223,16 +261,20 @@ def _fingerprint(digest: str) -> str:
     return f"fp_{digest[:12]}"
 
 
-def _uvicorn_config(service: Service) -> uvicorn.Config:
+def _uvicorn_config(service: Service, places: Places) -> uvicorn.Config:
+    keep_alive_s = service.config.keep_alive_s
     return uvicorn.Config(
         create_app(service),
-        http=BoundedConnection,
+        http=cast(Any, functools.partial(BoundedConnection, places=places)),
+        ws="none",  # a request to change the protocol is answered as if it had not asked
+        backlog=TAKEN_TOGETHER,
         log_config=None,
-        log_level=logging.WARNING,
+        log_level=logging.ERROR,  # its warnings are of single requests, which are told of elsewhere
         access_log=False,
         lifespan="off",
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=keep_alive_s,
+        headers=[] if keep_alive_s else [("connection", "close")],
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )

@@ -1,0 +1,64 @@
+"""HTTP as h11 reads it, without what two readers may read in two ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import h11
+from h11._state import MIGHT_SWITCH_PROTOCOL
+
+MAX_HEAD_BYTES = 16 * 1024
+
+
+class StrictHttp(h11.Connection):
+    """The server's side of a connection.
+
+    Attributes:
+        complaint: what was wrong with what the client sent.
+    """
+
+    complaint = ""
+
+    def __init__(self, max_head_bytes: int | None) -> None:
+        super().__init__(h11.SERVER, max_head_bytes or MAX_HEAD_BYTES)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a request has come to its end, and its answer has not."""
+        # A client that offers another protocol waits for what is made of it.
+        return self.their_state in (h11.DONE, MIGHT_SWITCH_PROTOCOL)
+
+    def next_event(self) -> Any:
+        """As of h11.
+
+        Raises:
+            h11.RemoteProtocolError: what came is no HTTP, or its end is said in two ways.
+        """
+        if self.their_state is h11.IDLE:
+            self._skip_empty_lines()
+        try:
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                _check_framing(event)
+        except h11.RemoteProtocolError as error:
+            self.complaint = str(error)
+            raise
+        return event
+
+    def _skip_empty_lines(self) -> None:
+        """Some clients end a body with a line that its length does not count (RFC 9112, 2.2)."""
+        waiting = self.trailing_data[0]
+        num_empty = len(waiting) - len(waiting.lstrip(b"\r\n"))
+        if num_empty:
+            self._receive_buffer.maybe_extract_at_most(num_empty)
+
+
+def _check_framing(request: h11.Request) -> None:
+    names = [name for name, _ in request.headers]
+    if b"transfer-encoding" not in names:
+        return
+    # A proxy in front may take the other for the body's end, and what follows for another request.
+    if b"content-length" in names:
+        raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding together")
+    if request.http_version < b"1.1":
+        raise h11.RemoteProtocolError("Transfer-Encoding in HTTP/1.0")
