@@ -173,6 +173,9 @@ class LimitsConfig(Section):
         stop_token_ids: most ids that end a sequence.
         logit_bias: most biased ids.
         processors: most bytes, as JSON, of the parameters of logits processors.
+        echo: most characters of the prompts that an answer repeats, for each of its choices.
+        logprobs: most logprobs in an answer: of each token that one is shown for, its own and those
+            of the most likely ones. The answer of a stream does not count, as it is not kept.
         queue: most sequences that wait, of all requests.
         queue_tokens: most tokens of the prompts of all sequences that wait. `auto`: four times what can
             run at once, and no less than 2**20.
@@ -196,6 +199,8 @@ class LimitsConfig(Section):
     stop_token_ids: Count = 1024
     logit_bias: Count = 1024
     processors: Size = 16 * 2**10
+    echo: Count = 8 * 2**20
+    logprobs: Count = 2**18
     queue: Count = 4096
     queue_tokens: AutoCount = "auto"
 

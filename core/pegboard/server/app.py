@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal, TypeVar
@@ -19,7 +20,7 @@ from pegboard.engine.breaker import CutOff
 from pegboard.errors import RequestError
 from pegboard.request import Request as EngineRequest
 from pegboard.server.access import RequireKey, admin_only
-from pegboard.server.call import Call
+from pegboard.server.call import Answer, Call, gather
 from pegboard.server.caller import caller
 from pegboard.server.chat import chat_call, chat_chunks, chat_reply
 from pegboard.server.completions import completion_call, completion_chunks, completion_reply
@@ -29,7 +30,7 @@ from pegboard.server.json_body import BodyReader, JsonRoute
 from pegboard.server.keys import Keys
 from pegboard.server.middleware import CountRequests, HttpMetrics, LimitBody
 from pegboard.server.protocol import ChatBody, CompletionBody
-from pegboard.server.replies import Chunk, ModelCard, ModelList
+from pegboard.server.replies import Chunk, ModelCard, ModelList, Usage
 from pegboard.server.served_model import ServedModel, TokenTexts
 from pegboard.server.sites import RefuseOtherSites
 from pegboard.server.stream import ClientGone, EventStream, while_connected
@@ -39,7 +40,7 @@ from pegboard.server.waiting import num_sequences, num_tokens
 
 State = Literal["loading", "ready", "draining", "dead"]
 
-Reply = Callable[[Call, Submission, TokenTexts], Coroutine[Any, Any, msgspec.Struct]]
+Reply = Callable[[Call, Sequence[Answer], Usage, TokenTexts], msgspec.Struct]
 Chunks = Callable[[Call, Submission, TokenTexts], AsyncIterator[Chunk]]
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -73,6 +74,9 @@ class Service:
     draining: bool = False
     texts: TokenTexts = field(init=False)
     _num_preparing: int = 0
+    _replies: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, "replies"), init=False
+    )
 
     def __post_init__(self) -> None:
         self.texts = TokenTexts(self.model.tokenizer)
@@ -114,10 +118,18 @@ class Service:
         """Runs a call, and answers with all of it."""
         submission = self._submit(call)
         try:
-            answer = await while_connected(http, reply(call, submission, self.texts))
-            return _json(answer)
+            answers, usage = await while_connected(http, gather(call, submission))
         finally:
             submission.close()
+
+        def content() -> bytes:
+            return msgspec.json.encode(reply(call, answers, usage, self.texts))
+
+        if not call.has_logprobs:
+            return _json(content())
+        # There may be many, which others' answers do not wait for.
+        loop = asyncio.get_running_loop()
+        return _json(await loop.run_in_executor(self._replies, content))
 
     async def stream(self, http: Request, call: Call, chunks: Chunks) -> Response:
         """Runs a call, and answers as it goes. A call that fails before its first token still gets
@@ -203,17 +215,18 @@ def _on_get(app: FastAPI, path: str, **settings: Any) -> Callable[[Handler], Han
 def _add_openai_routes(app: FastAPI, service: Service) -> None:
     @_on_get(app, "/v1/models")
     async def models() -> Response:
-        return _json(ModelList(data=[_card(service.model)]))
+        return _encoded(ModelList(data=[_card(service.model)]))
 
     @_on_get(app, "/v1/models/{name:path}")
     async def model(name: str) -> Response:
         service.model.check_name(name)
-        return _json(_card(service.model))
+        return _encoded(_card(service.model))
 
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, http: Request) -> Response:
         with service.preparing():
-            call = await completion_call(body, service.model, service.config.limits, caller(http))
+            work = completion_call(body, service.model, caller(http))
+            call = await while_connected(http, work)
         if body.stream:
             return await service.stream(http, call, completion_chunks)
         return await service.answer(http, call, completion_reply)
@@ -221,7 +234,8 @@ def _add_openai_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, http: Request) -> Response:
         with service.preparing():
-            call = await chat_call(body, service.model, service.config.limits, caller(http))
+            work = chat_call(body, service.model, caller(http))
+            call = await while_connected(http, work)
         if body.stream:
             return await service.stream(http, call, chat_chunks)
         return await service.answer(http, call, chat_reply)
@@ -231,12 +245,12 @@ def _add_tokenizer_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def tokenize_text(body: TokenizeBody) -> Response:
         with service.preparing():
-            return _json(await tokenize(body, service.model))
+            return _encoded(await tokenize(body, service.model))
 
     @app.post("/detokenize")
     async def detokenize_ids(body: DetokenizeBody) -> Response:
         with service.preparing():
-            return _json(await detokenize(body, service.model))
+            return _encoded(await detokenize(body, service.model))
 
 
 def _add_operator_routes(app: FastAPI, service: Service, registry: CollectorRegistry) -> None:
@@ -303,8 +317,12 @@ def _card(model: ServedModel) -> ModelCard:
     )
 
 
-def _json(answer: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+def _encoded(answer: msgspec.Struct) -> Response:
+    return _json(msgspec.json.encode(answer))
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
 
 
 async def _client_gone(_request: Request, _error: Exception) -> Response:

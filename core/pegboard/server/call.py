@@ -44,6 +44,11 @@ class Call:
     echo: tuple[str, ...] | None = None
     _positions: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the answer shows any."""
+        return self.params.logprobs is not None or self.params.prompt_logprobs is not None
+
     def choice_index(self, delta: SequenceDelta) -> int:
         """The number of the delta's sequence among the call's choices."""
         return self._positions[delta.request_id] * self.params.n + delta.index
@@ -79,8 +84,9 @@ def make_call(
     """The call of a body whose prompts have been encoded; `prefix` begins its id.
 
     Raises:
-        RequestError: a value that the engine would not take.
+        RequestError: a value that the engine would not take, or an answer that would be too large.
     """
+    _check_answer(model.limits, body, params, prompts, echo)
     call_id = f"{prefix}-{uuid.uuid4().hex}"
     requests = tuple(
         Request(
@@ -122,6 +128,39 @@ def check_limits(limits: LimitsConfig, params: SamplingParams, num_prompts: int)
                 f"{num_sequences} sequences, {params.n} for each of {num_prompts} prompts",
                 allowed=limits.allowed(setting),
             )
+
+
+def _check_answer(
+    limits: LimitsConfig,
+    body: GenerationBody,
+    params: SamplingParams,
+    prompts: Sequence[tuple[int, ...]],
+    echo: tuple[str, ...] | None,
+) -> None:
+    """Raises RequestError when the answer would be larger than the operator allows."""
+    num_echoed = params.n * sum(map(len, echo or ()))
+    if num_echoed > limits.echo:
+        was = f"{num_echoed} characters in all choices"
+        raise RequestError("echo", was, allowed=limits.allowed("echo"))
+    num_logprobs = 0
+    if params.prompt_logprobs is not None:
+        num_tokens = params.n * sum(map(len, prompts))
+        num_logprobs += num_tokens * (1 + params.prompt_logprobs)
+    if params.logprobs is not None and not body.stream:
+        # Without max_tokens they are counted as they come.
+        num_tokens = params.n * len(prompts) * (params.max_tokens or 0)
+        num_logprobs += num_tokens * (1 + params.logprobs)
+    if num_logprobs > limits.logprobs:
+        raise _too_many_logprobs(num_logprobs, limits)
+
+
+def _too_many_logprobs(number: int, limits: LimitsConfig) -> RequestError:
+    return RequestError(
+        "logprobs",
+        f"{number} in an answer",
+        allowed=limits.allowed("logprobs"),
+        fix="ask for fewer, for fewer tokens, or for a stream",
+    )
 
 
 class Tally:
@@ -176,13 +215,16 @@ async def gather(call: Call, submission: Submission) -> tuple[list[Answer], Usag
     """Waits for all of a call's sequences; the answers are in order of the choices.
 
     Raises:
-        PegboardError: one of them failed.
+        PegboardError: one of them failed, or the answer became larger than the operator allows.
     """
     answers = [Answer() for _ in range(len(call.requests) * call.params.n)]
-    tally = Tally(call)
+    tally, num_logprobs = Tally(call), 0
     async for delta in call.deltas(submission):
         answers[call.choice_index(delta)].add(delta)
         tally.add(delta)
+        num_logprobs += len(delta.logprobs or ()) * (1 + (call.params.logprobs or 0))
+        if num_logprobs > call.model.limits.logprobs:
+            raise _too_many_logprobs(num_logprobs, call.model.limits)
     return answers, tally.usage()
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from pegboard.config import LimitsConfig
 from pegboard.request import SequenceDelta, TokenLogprob
-from pegboard.server.call import Answer, Call, Tally, check_limits, gather, make_call
+from pegboard.server.call import Answer, Call, Tally, check_limits, make_call
 from pegboard.server.caller import Caller
 from pegboard.server.logprobs import chat_logprobs, prompt_logprobs
 from pegboard.server.protocol import ChatBody
@@ -27,9 +26,7 @@ from pegboard.server.served_model import ServedModel, TokenTexts
 from pegboard.server.submission import Submission
 
 
-async def chat_call(
-    body: ChatBody, model: ServedModel, limits: LimitsConfig, asker: Caller
-) -> Call:
+async def chat_call(body: ChatBody, model: ServedModel, asker: Caller) -> Call:
     """The call of a body.
 
     Raises:
@@ -37,16 +34,17 @@ async def chat_call(
     """
     model.check_name(body.model)
     params = body.sampling_params(model.sampling_defaults)
-    check_limits(limits, params, 1)
+    check_limits(model.limits, params, 1)
     model.check_params(params)
     prompt = await model.encode_chat([message.for_template() for message in body.messages])
     model.check_length("messages", len(prompt), params.max_tokens)
     return make_call("chatcmpl", body, model, params, [prompt], asker)
 
 
-async def chat_reply(call: Call, submission: Submission, texts: TokenTexts) -> ChatCompletion:
+def chat_reply(
+    call: Call, answers: Sequence[Answer], usage: Usage, texts: TokenTexts
+) -> ChatCompletion:
     """The whole answer, when all sequences have ended."""
-    answers, usage = await gather(call, submission)
     choices = [
         ChatChoice(
             index=index,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from pegboard.config import LimitsConfig
 from pegboard.request import SequenceDelta
-from pegboard.server.call import Answer, Call, Tally, check_limits, gather, make_call
+from pegboard.server.call import Answer, Call, Tally, check_limits, make_call
 from pegboard.server.caller import Caller
 from pegboard.server.logprobs import ChoiceLogprobs, joined, prompt_logprobs
 from pegboard.server.protocol import CompletionBody
@@ -23,9 +23,7 @@ from pegboard.server.served_model import ServedModel, TokenTexts
 from pegboard.server.submission import Submission
 
 
-async def completion_call(
-    body: CompletionBody, model: ServedModel, limits: LimitsConfig, asker: Caller
-) -> Call:
+async def completion_call(body: CompletionBody, model: ServedModel, asker: Caller) -> Call:
     """The call of a body.
 
     Raises:
@@ -33,7 +31,7 @@ async def completion_call(
     """
     model.check_name(body.model)
     params = body.sampling_params(model.sampling_defaults)
-    check_limits(limits, params, len(body.prompts))
+    check_limits(model.limits, params, len(body.prompts))
     model.check_params(params)
     for prompt in body.prompts:
         model.check_prompt(prompt)
@@ -41,16 +39,24 @@ async def completion_call(
     for prompt in body.prompts:
         prompts.append(await model.encode(prompt))
         model.check_length("prompt", len(prompts[-1]), params.max_tokens)
-    echo = None
-    if body.echo:
-        texts = zip(body.prompts, prompts, strict=True)
-        echo = tuple(given if isinstance(given, str) else model.decode(ids) for given, ids in texts)
+    echo = await _texts(body, model) if body.echo else None
     return make_call("cmpl", body, model, params, prompts, asker, echo=echo)
 
 
-async def completion_reply(call: Call, submission: Submission, texts: TokenTexts) -> Completion:
+async def _texts(body: CompletionBody, model: ServedModel) -> tuple[str, ...]:
+    """The prompts as texts."""
+    return tuple(
+        [
+            prompt if isinstance(prompt, str) else await asyncio.to_thread(model.decode, prompt)
+            for prompt in body.prompts
+        ]
+    )
+
+
+def completion_reply(
+    call: Call, answers: Sequence[Answer], usage: Usage, texts: TokenTexts
+) -> Completion:
     """The whole answer, when all sequences have ended."""
-    answers, usage = await gather(call, submission)
     return _completion(call, [_choice(call, i, a, texts) for i, a in enumerate(answers)], usage)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,6 +27,9 @@ from pegboard.server.stream import ClientGone
 SMALL = 16 * 2**10
 """Bytes of a body that is read at once: handing it to a thread would take longer."""
 
+
+PIECE = 2**18
+"""Bytes that are looked at at once."""
 
 _JSON = re.compile(r"application/([\w.-]+\+)?json", re.IGNORECASE)
 
@@ -76,11 +79,11 @@ class BodyReader:
         return ApiError(400, f"the body is empty; {lacking}", param=lacking.param)
 
     def _check_size(self, raw: bytes) -> None:
-        num_keys, num_values = raw.count(b":"), _num_values(raw)
+        num_keys, num_values = _num_keys(raw), _num_values(raw)
         if num_keys > self._limits.keys or num_values > self._limits.values:
             # Some may stand in texts. To know that takes longer, and is seldom needed.
-            outside = _outside_texts(raw)
-            num_keys, num_values = outside.count(b":"), _num_values(outside)
+            pieces = list(_outside_texts(raw))
+            num_keys, num_values = sum(map(_num_keys, pieces)), sum(map(_num_values, pieces))
         if num_keys > self._limits.keys:
             raise self._over(f"{num_keys} keys", "keys")
         if num_values > self._limits.values:
@@ -144,14 +147,23 @@ def _check_type(content_type: str) -> None:
         raise ApiError(400, NO_OBJECT)
 
 
+def _num_keys(raw: bytes) -> int:
+    return raw.count(b":")
+
+
 def _num_values(raw: bytes) -> int:
-    """No fewer than the JSON values in the bytes: each is the first of something, or follows a comma."""
-    return 1 + sum(raw.count(mark) for mark in (b",", b"[", b"{"))
+    """No fewer than the JSON values inside of others: each is the first of something, or follows a
+    comma."""
+    return sum(raw.count(mark) for mark in (b",", b"[", b"{"))
 
 
-def _outside_texts(raw: bytes) -> bytes:
-    """The bytes without what stands between quotes."""
-    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    data = np.frombuffer(plain, np.uint8)
-    inside = np.logical_xor.accumulate(data == ord('"'))
-    return data[~inside].tobytes()
+def _outside_texts(raw: bytes) -> Iterator[bytes]:
+    """What does not stand between quotes, in pieces: another thread may run after each."""
+    in_text = escaped = False
+    for at in range(0, len(raw), PIECE):
+        piece = raw[at + escaped : at + PIECE].replace(b"\\\\", b"")
+        escaped = piece.endswith(b"\\")
+        data = np.frombuffer(piece.replace(b'\\"', b""), np.uint8)
+        inside = np.logical_xor.accumulate(data == ord('"')) ^ in_text
+        in_text = bool(inside[-1]) if len(inside) else in_text
+        yield data[~inside].tobytes()

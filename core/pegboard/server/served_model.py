@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pegboard.config import LimitsConfig
 from pegboard.errors import RequestError, TokenizerError
 from pegboard.request import SamplingParams
 from pegboard.sampling_defaults import SamplingDefaults
@@ -49,7 +50,7 @@ class ServedModel:
         fingerprint: of everything that decides its tokens.
         tokenizer: None: the checkpoint has none, and prompts are token ids.
         renderer: of its chat template; None: it has none.
-        bytes_per_token: most bytes of a text for each token of the context (a server's limit).
+        limits: what clients may ask of it.
         sampling_defaults: what the checkpoint wants where a request says nothing.
     """
 
@@ -61,7 +62,7 @@ class ServedModel:
     fingerprint: str
     tokenizer: Tokenizer | None
     renderer: Renderer | None
-    bytes_per_token: int
+    limits: LimitsConfig
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
     def check_name(self, name: str | None) -> None:
@@ -171,7 +172,7 @@ class ServedModel:
     def _max_bytes(self) -> int:
         """Most bytes of UTF-8 of a text that is tokenized."""
         most = self.need_tokenizer("prompt").max_token_bytes
-        return self.max_model_len * min(most, self.bytes_per_token)
+        return self.max_model_len * min(most, self.limits.bytes_per_token)
 
     def _check_texts(self, param: str, texts: Sequence[str]) -> None:
         """Raises ApiError when the texts are together too long to be tokenized."""
@@ -184,7 +185,7 @@ class ServedModel:
             raise self._overflow(
                 param,
                 f"the {param} has more bytes than so many tokens have; allowed: {limit} "
-                f"(server.limits.bytes_per_token: {self.bytes_per_token}); fix: shorten it",
+                f"(server.limits.bytes_per_token: {self.limits.bytes_per_token}); fix: shorten it",
             )
 
     def _overflow(self, param: str, reason: str) -> ApiError:

@@ -252,7 +252,7 @@ def _served_model(
         fingerprint=_fingerprint(composition.digest),
         tokenizer=tokenizer,
         renderer=renderer,
-        bytes_per_token=prepared.config.server.limits.bytes_per_token,
+        limits=prepared.config.server.limits,
         sampling_defaults=prepared.sampling_defaults,
     )
 

@@ -65,7 +65,7 @@ async def tokenize(body: TokenizeBody, model: ServedModel) -> Tokenized:
         )
     token_strs = None
     if body.return_token_strs:
-        token_strs = [tokenizer.token(token_id) for token_id in token_ids]
+        token_strs = await asyncio.to_thread(lambda: list(map(tokenizer.token, token_ids)))
     return Tokenized(len(token_ids), model.max_model_len, token_ids, token_strs)
 
 
