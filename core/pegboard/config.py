@@ -29,6 +29,7 @@ from pegboard.config_values import (
     Place,
     Port,
     Seed,
+    ServedNames,
     Size,
     Table,
     Text,
@@ -225,6 +226,7 @@ class ServerConfig(Section):
         keep_alive_s: seconds that a connection may rest between requests; 0: it is closed after each.
         max_connections: most connections at a time; the one idle longest gives way to a new one. auto:
             what the system's limit of open files leaves, at most 4096.
+        served_model_name: the model's name, or several; auto, also among others, is `model`.
     """
 
     host: Host = "127.0.0.1"
@@ -234,7 +236,7 @@ class ServerConfig(Section):
     allowed_hosts: Hosts = Field(default_factory=list)
     keep_alive_s: KeepAlive = 75  # longer than common load balancers, so that they close first
     max_connections: AutoCount = "auto"
-    served_model_name: Text = "auto"
+    served_model_name: ServedNames = "auto"
     limits: LimitsConfig = LimitsConfig()
 
 
@@ -287,6 +289,13 @@ class Config(Section):
             super().__init__(**values)
         except ValidationError as error:
             raise explain(error, type(self)) from None
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """All names of the model, at least one; metrics and reports show the first."""
+        named = self.server.served_model_name
+        listed = [named] if isinstance(named, str) else named
+        return tuple(dict.fromkeys(self.model if name == "auto" else name for name in listed))
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:

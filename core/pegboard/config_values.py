@@ -174,6 +174,14 @@ def _texts(value: Any) -> list[str]:
     return [_place(text) for text in value]
 
 
+def _served_names(value: Any) -> str | list[str]:
+    if isinstance(value, (list, tuple)) and value:
+        return [_text(name) for name in value]
+    if isinstance(value, (list, tuple, Mapping)):
+        raise refused(shown(value), "auto, a text, or a list of texts")
+    return _text(value)
+
+
 def _api_keys(value: Any) -> list[str] | None:
     if value in (None, "none"):
         return None
@@ -230,6 +238,7 @@ Size = Annotated[int, PlainValidator(_size)]
 """Bytes."""
 Memory = Annotated[int | float | Auto, PlainValidator(_memory)]
 """Bytes (an int), or a fraction (a float, at most 1.0)."""
+ServedNames = Annotated[str | list[str], PlainValidator(_served_names)]
 ApiKeys = Annotated[list[str] | None, PlainValidator(_api_keys)]
 Table = Annotated[dict[str, Any], PlainValidator(_table)]
 Names = Annotated[dict[str, str], PlainValidator(_names)]

@@ -38,7 +38,7 @@ def http(served: Any) -> Iterator[httpx.Client]:
         (COMPLETIONS, {"prompt": [517, -1]}, 400, "prompt"),
         (COMPLETIONS, {"prompt": [517]}, 400, "prompt"),
         (COMPLETIONS, {"prompt": ["a"] * 4}, 400, "prompt"),
-        (COMPLETIONS, {"prompt": "a", "max_tokens": 2000}, 400, "prompt"),
+        (COMPLETIONS, {"prompt": [5] * 64}, 400, "prompt"),
         (COMPLETIONS, {"prompt": "a", "model": "other"}, 404, "model"),
         (COMPLETIONS, {"prompt": "a", "temprature": 1}, 400, "temprature"),
         (COMPLETIONS, {"prompt": "a", "temperature": "hot"}, 400, "temperature"),

@@ -81,7 +81,6 @@ REFUSED: dict[str, Bad] = {
     "no tokens": bad("prompt", prompt=""),
     "as many as the context": bad("prompt", prompt=[5] * MAX_MODEL_LEN),
     "more than the context": bad("prompt", prompt=[5] * 9999),
-    "prompt and answer over the context": bad("prompt", max_tokens=64),
     "id too large": bad("prompt", prompt=[517]),
     "id negative": bad("prompt", prompt=[-1]),
     "stop id too large": bad("stop_token_ids", stop_token_ids=[517]),

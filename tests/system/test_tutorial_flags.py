@@ -45,4 +45,4 @@ def test_it_serves_as_the_flags_say(serve: Any, bundled_model: str) -> None:
         answer = client.completions.create(prompt="The capital of France is", max_tokens=4, **asked)
         assert "Paris" in answer.choices[0].text
         with pytest.raises(BadRequestError, match="2048"):
-            client.completions.create(prompt=[7] * 2000, max_tokens=49, **asked)
+            client.completions.create(prompt=[7] * 2048, max_tokens=1, **asked)

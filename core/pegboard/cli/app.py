@@ -13,7 +13,7 @@ from pegboard.cli.command_context import EngineCommandContext
 from pegboard.cli.eval import evaluate
 from pegboard.cli.flags import FLAGS
 from pegboard.cli.generate import generate
-from pegboard.cli.options import EITHER_DASH, takes_config
+from pegboard.cli.options import EITHER_DASH, SeveralValues, takes_config
 from pegboard.cli.plugins import plugins
 from pegboard.cli.serve import serve
 from pegboard.errors import printable
@@ -64,19 +64,21 @@ def application() -> typer.Typer:
             typer.echo(ctx.get_help())
 
     in_process_flags = [flag for flag in FLAGS if not flag.key.startswith("server.")]
-    app.command(context_settings=EITHER_DASH)(takes_config(serve))
-    app.command(context_settings=EITHER_DASH)(takes_config(generate, flags=in_process_flags))
+    app.command(cls=SeveralValues, context_settings=EITHER_DASH)(takes_config(serve))
+    app.command(cls=SeveralValues, context_settings=EITHER_DASH)(
+        takes_config(generate, flags=in_process_flags)
+    )
     app.command(cls=SeveralTargets, context_settings=EITHER_DASH)(bench)
     app.command("eval", context_settings=EITHER_DASH)(evaluate)
     app.command()(plugins)
-    app.command(context_settings=EITHER_DASH)(takes_config(check))
+    app.command(cls=SeveralValues, context_settings=EITHER_DASH)(takes_config(check))
     return app
 
 
 def serve_application() -> typer.Typer:
     """`serve`."""
     app = _typer()
-    app.command(context_settings=EITHER_DASH)(takes_config(serve))
+    app.command(cls=SeveralValues, context_settings=EITHER_DASH)(takes_config(serve))
     return app
 
 

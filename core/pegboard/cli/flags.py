@@ -36,7 +36,7 @@ class Flag:
     @property
     def metavar(self) -> str | None:
         """What help shows for its argument; None: it takes none."""
-        return None if self.type is bool else "VALUE"
+        return {bool: None, list[str]: "VALUE..."}.get(self.type, "VALUE")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,8 +94,16 @@ def _length(value: str, flag: str) -> Any:
     return "auto" if value == "-1" else _many(value, flag)
 
 
+def _seed(value: str, flag: str) -> Any:
+    return "none" if value == "-1" else _number(value, flag)
+
+
 def _texts(value: list[str], flag: str) -> list[str]:
     return value
+
+
+def _one_or_more(value: list[str], flag: str) -> str | list[str]:
+    return value[0] if len(value) == 1 else value
 
 
 def _on_or_none(value: bool, flag: str) -> str:
@@ -162,7 +170,7 @@ FLAGS: tuple[Flag, ...] = (
         _generation_config,
     ),
     Flag("--dtype", "dtype", "auto, float32, bfloat16, float16 or float64.", _dtype),
-    Flag("--seed", "seed", "Seed of requests that have none.", _number),
+    Flag("--seed", "seed", "Seed of requests that have none; -1: none.", _seed),
     Flag("--device", "device", "auto, cpu or cuda.", _text),
     Flag("--max-model-len", "max_model_len", "Most tokens a sequence; 8k, 8K, auto.", _length),
     Flag("--block-size", "kv_cache.block_size", "Tokens a KV block.", _number),
@@ -212,11 +220,17 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "--api-key",
         "server.api_keys",
-        "A key that clients must send, or file:PATH.",
+        "Keys of which clients must send one, or file:PATH.",
         _texts,
         list[str],
     ),
-    Flag("--served-model-name", "server.served_model_name", "The model's name.", _text),
+    Flag(
+        "--served-model-name",
+        "server.served_model_name",
+        "The model's names; the first is shown.",
+        _one_or_more,
+        list[str],
+    ),
 )
 """The flags that tutorials use, and the keys that they set."""
 
@@ -234,7 +248,7 @@ REFUSED_FLAGS: tuple[RefusedFlag, ...] = (
     ),
     RefusedFlag("--no-enable-chunked-prefill", "prompts are computed in chunks", type=bool),
     RefusedFlag("--enable-lora", "adapters are not supported", type=bool),
-    RefusedFlag("--lora-modules", "adapters are not supported"),
+    RefusedFlag("--lora-modules", "adapters are not supported", type=list[str]),
     RefusedFlag("--enable-auto-tool-choice", "calls of tools are left in the text", type=bool),
     RefusedFlag("--tool-call-parser", "calls of tools are left in the text"),
     RefusedFlag("--reasoning-parser", "reasoning is left in the text"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from pegboard.cli.flags import FLAGS, REFUSED_FLAGS, Flag
 from pegboard.config import Config, load_config
@@ -17,6 +19,38 @@ from pegboard.errors import ConfigError
 
 EITHER_DASH = {"token_normalize_func": lambda name: name.replace("_", "-")}
 """Settings of a typer command for which `--max_model_len` is `--max-model-len`."""
+
+
+class SeveralValues(TyperCommand):
+    """Takes `--api-key A B` for `--api-key A --api-key B`, as other engines have it, wherever a flag may
+    stand several times."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = {name: param for param in self.params for name in param.opts}
+        return super().parse_args(ctx, _one_by_one(args, options))
+
+
+def _one_by_one(arguments: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """Writes a flag that may stand several times before each value that follows one. Where no other word
+    is the MODEL, the last of those is."""
+    left, spread = deque(arguments), list[str]()
+    has_model, maybe_model = False, None
+    while left and left[0] != "--":
+        word = left.popleft()
+        spread.append(word)
+        name, equals, _ = word.partition("=")
+        option = options.get(EITHER_DASH["token_normalize_func"](name))
+        if not word.startswith("-"):
+            has_model = True
+        elif option is not None and not option.is_flag:
+            if not equals and left:
+                spread.append(left.popleft())
+            while option.multiple and left and not left[0].startswith("-"):
+                maybe_model = len(spread)
+                spread += [name, left.popleft()]
+    if not has_model and len(left) < 2 and maybe_model is not None:
+        del spread[maybe_model]
+    return [*spread, *left]
 
 
 def takes_config(command: Callable[..., None], *, flags: Sequence[Flag] = FLAGS) -> Any:

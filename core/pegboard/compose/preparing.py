@@ -95,9 +95,8 @@ def prepare(
     path = locate(config.model, config.revision, weights)
     facts, source = inspect_checkpoint(catalog, path)
     shape, model = inspect_model(catalog, facts)
-    name = config.server.served_model_name
     inspected = Inspected(
-        model_name=config.model if name == "auto" else name,
+        model_name=config.served_names[0],
         facts=_text_facts(config, catalog, facts),
         source=source,
         shape=shape,

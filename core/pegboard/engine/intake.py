@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
+from bisect import bisect_left
 
 import msgspec
 import numpy as np
@@ -99,7 +100,8 @@ class Intake:
                 raise RequestError(param, f"token id {token_id}", allowed=f"0 to {limit - 1}")
 
     def _max_known(self, request: Request) -> int:
-        """Most tokens of a sequence of the request; KV for all of them can be had."""
+        """Most tokens of a sequence of the request: fewer than it asks for where the context, or the KV
+        pool, holds no more."""
         num_prompt, max_len = len(request.prompt_token_ids), self._parts.max_model_len
         if num_prompt >= max_len:
             raise RequestError(
@@ -110,15 +112,17 @@ class Intake:
             )
         max_tokens = request.params.max_tokens
         max_known = max_len if max_tokens is None else min(num_prompt + max_tokens, max_len)
-        answer = self._parts.allocator.probe(max_known - 1)
+        if not self._never_fits(max_known - 1):  # the last token is never computed
+            return max_known
+        answer = self._parts.allocator.probe(num_prompt)
         if answer.verdict is Verdict.NEVER:
-            param = "prompt" if self._never_fits(num_prompt) else "max_tokens"
             raise RequestError(
-                param,
-                f"prompt and output of {max_known} tokens need {self._blocks(max_known - 1, answer)}",
-                fix="shorten the prompt, lower max_tokens, or raise kv_cache.memory",
+                "prompt",
+                f"{num_prompt} tokens need {self._blocks(num_prompt, answer)}",
+                fix="shorten the prompt, or raise kv_cache.memory",
             )
-        return max_known
+        longer = range(num_prompt + 1, max_known)
+        return num_prompt + 1 + bisect_left(longer, True, key=self._never_fits)
 
     def _blocks(self, num_slots: int, answer: Answer) -> str:
         """What is needed and what there is, of the groups that are too small."""

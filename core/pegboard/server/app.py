@@ -215,12 +215,13 @@ def _on_get(app: FastAPI, path: str, **settings: Any) -> Callable[[Handler], Han
 def _add_openai_routes(app: FastAPI, service: Service) -> None:
     @_on_get(app, "/v1/models")
     async def models() -> Response:
-        return _encoded(ModelList(data=[_card(service.model)]))
+        return _encoded(
+            ModelList(data=[_card(service.model, name) for name in service.model.names])
+        )
 
     @_on_get(app, "/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        service.model.check_name(name)
-        return _encoded(_card(service.model))
+        return _encoded(_card(service.model, service.model.named(name)))
 
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, http: Request) -> Response:
@@ -311,9 +312,9 @@ def _state(state: State, healthy: tuple[State, ...], cut_off: tuple[CutOff, ...]
     return Response(body, status_code=status, media_type="application/json")
 
 
-def _card(model: ServedModel) -> ModelCard:
+def _card(model: ServedModel, name: str) -> ModelCard:
     return ModelCard(
-        id=model.name, created=model.created, root=model.root, max_model_len=model.max_model_len
+        id=name, created=model.created, root=model.root, max_model_len=model.max_model_len
     )
 
 

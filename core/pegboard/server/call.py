@@ -24,7 +24,9 @@ class Call:
     """One HTTP call on its way through the engine.
 
     Attributes:
+        model_name: what the request calls the model, or the first of its names.
         requests: one a prompt; choice `i * n + k` is sequence k of request i.
+        include_usage, continuous_usage: whether a stream counts tokens in a last chunk, and in each.
         num_prompt_logprobs: most likely tokens to show for each place in the prompt; None: the prompt's
             logprobs were not asked for.
         scores_only: nothing is to be generated. The engine generates a token all the same, which
@@ -35,9 +37,11 @@ class Call:
     call_id: str
     created: int
     model: ServedModel
+    model_name: str
     params: SamplingParams
     requests: tuple[Request, ...]
     include_usage: bool
+    continuous_usage: bool
     return_token_ids: bool
     num_prompt_logprobs: int | None
     scores_only: bool = False
@@ -85,8 +89,9 @@ def make_call(
 
     Raises:
         RequestError: a value that the engine would not take, or an answer that would be too large.
+        ApiError: there is no such model.
     """
-    _check_answer(model.limits, body, params, prompts, echo)
+    _check_answer(model, body, params, prompts, echo)
     call_id = f"{prefix}-{uuid.uuid4().hex}"
     requests = tuple(
         Request(
@@ -105,9 +110,11 @@ def make_call(
         call_id=call_id,
         created=int(time.time()),
         model=model,
+        model_name=model.named(body.model),
         params=params,
         requests=requests,
         include_usage=body.include_usage,
+        continuous_usage=body.continuous_usage,
         return_token_ids=bool(body.return_token_ids),
         num_prompt_logprobs=body.prompt_logprobs,
         scores_only=body.scores_only,
@@ -131,13 +138,14 @@ def check_limits(limits: LimitsConfig, params: SamplingParams, num_prompts: int)
 
 
 def _check_answer(
-    limits: LimitsConfig,
+    model: ServedModel,
     body: GenerationBody,
     params: SamplingParams,
     prompts: Sequence[tuple[int, ...]],
     echo: tuple[str, ...] | None,
 ) -> None:
     """Raises RequestError when the answer would be larger than the operator allows."""
+    limits = model.limits
     num_echoed = params.n * sum(map(len, echo or ()))
     if num_echoed > limits.echo:
         was = f"{num_echoed} characters in all choices"
@@ -148,7 +156,8 @@ def _check_answer(
         num_logprobs += num_tokens * (1 + params.prompt_logprobs)
     if params.logprobs is not None and not body.stream:
         # Without max_tokens they are counted as they come.
-        num_tokens = params.n * len(prompts) * (params.max_tokens or 0)
+        most = [min(params.max_tokens or 0, model.max_model_len - len(ids)) for ids in prompts]
+        num_tokens = params.n * sum(most)
         num_logprobs += num_tokens * (1 + params.logprobs)
     if num_logprobs > limits.logprobs:
         raise _too_many_logprobs(num_logprobs, limits)
@@ -167,6 +176,7 @@ class Tally:
     """Counts the tokens of a call's deltas."""
 
     def __init__(self, call: Call) -> None:
+        self._is_shown = call.continuous_usage
         self._num_prompt_tokens = sum(len(r.prompt_token_ids) for r in call.requests)
         self._num_cached_tokens: dict[str, int] = {}
         self._num_output_tokens: dict[tuple[str, int], int] = {}
@@ -175,6 +185,11 @@ class Tally:
         if delta.index == 0:
             self._num_cached_tokens[delta.request_id] = delta.num_cached_tokens
         self._num_output_tokens[delta.request_id, delta.index] = delta.num_output_tokens
+
+    @property
+    def so_far(self) -> Usage | None:
+        """What a chunk in the midst of a stream says; None: nothing."""
+        return self.usage() if self._is_shown else None
 
     def usage(self) -> Usage:
         completion = sum(self._num_output_tokens.values())

@@ -32,12 +32,12 @@ async def chat_call(body: ChatBody, model: ServedModel, asker: Caller) -> Call:
     Raises:
         UserError, ApiError: it cannot be honoured.
     """
-    model.check_name(body.model)
+    model.named(body.model)
     params = body.sampling_params(model.sampling_defaults)
     check_limits(model.limits, params, 1)
     model.check_params(params)
     prompt = await model.encode_chat([message.for_template() for message in body.messages])
-    model.check_length("messages", len(prompt), params.max_tokens)
+    model.check_length("messages", len(prompt))
     return make_call("chatcmpl", body, model, params, [prompt], asker)
 
 
@@ -59,7 +59,7 @@ def chat_reply(
     return ChatCompletion(
         id=call.call_id,
         created=call.created,
-        model=call.model.name,
+        model=call.model_name,
         system_fingerprint=call.model.fingerprint,
         choices=choices,
         usage=usage,
@@ -72,16 +72,16 @@ async def chat_chunks(
     call: Call, submission: Submission, texts: TokenTexts
 ) -> AsyncIterator[ChatChunk]:
     """The answer in chunks: each choice's role, its texts, its finish reason."""
+    tally = Tally(call)
     for index in range(call.params.n):
         opening = ChatDelta(role="assistant", content="")
-        yield _chunk(call, [ChatChunkChoice(index=index, delta=opening)])
-    tally = Tally(call)
+        yield _chunk(call, [ChatChunkChoice(index=index, delta=opening)], tally.so_far)
     async for delta in call.deltas(submission):
         tally.add(delta)
         if delta.text or delta.logprobs or (call.return_token_ids and delta.token_ids):
-            yield _chunk(call, [_content(call, delta, texts)])
+            yield _chunk(call, [_content(call, delta, texts)], tally.so_far)
         if delta.finish_reason is not None:
-            yield _chunk(call, [_finish(delta)])
+            yield _chunk(call, [_finish(delta)], tally.so_far)
     if call.include_usage:
         yield _chunk(call, [], tally.usage())
 
@@ -122,7 +122,7 @@ def _chunk(call: Call, choices: list[ChatChunkChoice], usage: Usage | None = Non
     return ChatChunk(
         id=call.call_id,
         created=call.created,
-        model=call.model.name,
+        model=call.model_name,
         system_fingerprint=call.model.fingerprint,
         choices=choices,
         usage=UNSET if usage is None else usage,

@@ -29,7 +29,7 @@ async def completion_call(body: CompletionBody, model: ServedModel, asker: Calle
     Raises:
         UserError, ApiError: it cannot be honoured.
     """
-    model.check_name(body.model)
+    model.named(body.model)
     params = body.sampling_params(model.sampling_defaults)
     check_limits(model.limits, params, len(body.prompts))
     model.check_params(params)
@@ -38,7 +38,7 @@ async def completion_call(body: CompletionBody, model: ServedModel, asker: Calle
     prompts = []
     for prompt in body.prompts:
         prompts.append(await model.encode(prompt))
-        model.check_length("prompt", len(prompts[-1]), params.max_tokens)
+        model.check_length("prompt", len(prompts[-1]))
     echo = await _texts(body, model) if body.echo else None
     return make_call("cmpl", body, model, params, prompts, asker, echo=echo)
 
@@ -73,7 +73,7 @@ async def completion_chunks(
             streams[index] = _ChoiceStream(call, index, texts)
         choice = streams[index].next(delta)
         if choice.text or choice.logprobs or choice.finish_reason or choice.token_ids:
-            yield _completion(call, [choice])
+            yield _completion(call, [choice], tally.so_far)
     if call.include_usage:
         yield _completion(call, [], tally.usage())
 
@@ -148,7 +148,7 @@ def _completion(
     return Completion(
         id=call.call_id,
         created=call.created,
-        model=call.model.name,
+        model=call.model_name,
         system_fingerprint=call.model.fingerprint,
         choices=choices,
         usage=UNSET if usage is None else usage,

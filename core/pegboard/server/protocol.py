@@ -73,9 +73,11 @@ class StreamOptions(Body):
 
     Attributes:
         include_usage: send a last chunk that counts the tokens.
+        continuous_usage_stats: count them in each chunk, too, as far as they have come.
     """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class GenerationBody(Body):
@@ -170,6 +172,10 @@ class GenerationBody(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
     def scores_only(self) -> bool:
         """Whether nothing is to be generated."""
         return False
@@ -186,6 +192,8 @@ class GenerationBody(Body):
             given["logit_bias"] = _read_logit_bias(given["logit_bias"])
         if given.get("top_k") == -1:  # vLLM's word for all
             given["top_k"] = 0
+        if given.get("seed") == -1:  # vLLM's and llama.cpp's word for none
+            del given["seed"]
         if -(2**63) <= given.get("seed", 0) < 0:  # OpenAI's seeds are signed
             given["seed"] &= MAX_SEED
         for name in ("stop", "stop_token_ids"):

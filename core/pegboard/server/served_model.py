@@ -42,7 +42,7 @@ class Renderer(Protocol):
 class ServedModel:
     """
     Attributes:
-        name: under which it is served.
+        names: under which it is served, at least one.
         root: its reference in the config.
         created: when it was loaded, in seconds of Unix time.
         vocab_size: token ids are below it.
@@ -54,7 +54,7 @@ class ServedModel:
         sampling_defaults: what the checkpoint wants where a request says nothing.
     """
 
-    name: str
+    names: tuple[str, ...]
     root: str
     created: int
     vocab_size: int
@@ -65,15 +65,22 @@ class ServedModel:
     limits: LimitsConfig
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
-    def check_name(self, name: str | None) -> None:
-        """Raises ApiError 404 when a request asks for another model."""
-        if name not in (None, self.name):
+    def named(self, name: str | None) -> str:
+        """What a request calls the model; the first of its names where it does not say.
+
+        Raises:
+            ApiError: 404, it asks for another model.
+        """
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
             raise ApiError(
                 404,
-                f"the model {name[:200]!r} does not exist; served: {self.name}",
+                f"the model {name[:200]!r} does not exist; served: {', '.join(self.names)}",
                 param="model",
                 code="model_not_found",
             )
+        return name
 
     def check_params(self, params: SamplingParams) -> None:
         """Raises RequestError naming a field with a token id that the model does not have."""
@@ -103,7 +110,7 @@ class ServedModel:
         if isinstance(prompt, str):
             self._check_texts("prompt", [prompt])
         else:
-            self.check_length("prompt", len(prompt), None)
+            self.check_length("prompt", len(prompt))
             self.check_ids("prompt", prompt)
 
     async def encode(self, prompt: str | Sequence[int], *, special: bool = True) -> tuple[int, ...]:
@@ -145,17 +152,16 @@ class ServedModel:
             return ""
         return self.tokenizer.decode(token_ids, special=special)
 
-    def check_length(self, param: str, num_prompt_tokens: int, max_tokens: int | None) -> None:
-        """Raises RequestError for a prompt of no tokens, ApiError 400 when prompt and answer exceed
-        the context."""
+    def check_length(self, param: str, num_prompt_tokens: int) -> None:
+        """Raises RequestError for a prompt of no tokens, ApiError 400 where the context has no room for
+        an answer. An answer that asks for more tokens than there is room for is cut."""
         if not num_prompt_tokens:
             raise RequestError(param, "no tokens", allowed="at least one token")
-        num_tokens = num_prompt_tokens + (max_tokens or 1)
-        if num_tokens > self.max_model_len:
+        if num_prompt_tokens >= self.max_model_len:
             raise self._overflow(
                 param,
-                f"{num_tokens} were requested: {num_prompt_tokens} in the {param}, "
-                f"{max_tokens or 1} in the completion; fix: shorten either",
+                f"{num_prompt_tokens + 1} were requested: {num_prompt_tokens} in the {param}, "
+                f"at least 1 in the completion; fix: shorten the {param}",
             )
 
     def need_tokenizer(self, param: str) -> Tokenizer:

@@ -244,7 +244,7 @@ def _served_model(
 ) -> ServedModel:
     composition = prepared.composition
     return ServedModel(
-        name=composition.model_name,
+        names=prepared.config.served_names,
         root=prepared.config.model,
         created=int(time.time()),
         vocab_size=composition.shape.vocab_size,

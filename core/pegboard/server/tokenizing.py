@@ -51,7 +51,7 @@ class DetokenizeBody(Body):
 
 async def tokenize(body: TokenizeBody, model: ServedModel) -> Tokenized:
     """Raises UserError or ApiError when the model cannot read it."""
-    model.check_name(body.model)
+    model.named(body.model)
     param = "messages" if body.prompt is None else "prompt"
     tokenizer = model.need_tokenizer(param)
     if body.prompt is not None:
@@ -71,7 +71,7 @@ async def tokenize(body: TokenizeBody, model: ServedModel) -> Tokenized:
 
 async def detokenize(body: DetokenizeBody, model: ServedModel) -> Detokenized:
     """Special tokens are shown. Raises UserError or ApiError when the model does not have the ids."""
-    model.check_name(body.model)
+    model.named(body.model)
     model.need_tokenizer("tokens")
     model.check_num_ids("tokens", body.tokens)
     model.check_ids("tokens", body.tokens)

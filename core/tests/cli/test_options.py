@@ -10,10 +10,11 @@ import pytest
 import typer
 
 from pegboard.cli.flags import FLAGS, REFUSED_FLAGS
-from pegboard.cli.options import EITHER_DASH, takes_config
+from pegboard.cli.options import EITHER_DASH, SeveralValues, takes_config
 from pegboard.cli.run import run
 from pegboard.config import Config
 from pegboard.config_text import all_keys
+from pegboard.errors import ConfigError
 
 Read = Callable[..., Config]
 
@@ -29,7 +30,7 @@ def read(capsys: pytest.CaptureFixture[str]) -> Read:
             seen.append(config)
 
         app = typer.Typer()
-        app.command(context_settings=EITHER_DASH)(takes_config(command))
+        app.command(cls=SeveralValues, context_settings=EITHER_DASH)(takes_config(command))
         status = run(app, list(arguments), name="serve")
         if status:
             assert status == 2
@@ -72,6 +73,7 @@ def read(capsys: pytest.CaptureFixture[str]) -> Read:
         (["--api-key", "a", "--api-key", "b"], {"server": {"api_keys": ["a", "b"]}}),
         (["--served-model-name", "123"], {"server": {"served_model_name": "123"}}),
         (["--seed", "5"], {"seed": 5}),
+        (["--seed", "-1"], {"seed": None}),
         (["--revision", "123"], {"revision": "123"}),
         (
             ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}'],
@@ -83,6 +85,66 @@ def test_a_tutorials_flag_sets_its_key(
     read: Read, arguments: list[str], expected: dict[str, Any]
 ) -> None:
     assert read("m", *arguments) == Config(model="m", **expected)
+
+
+SEVERAL = {
+    "--served-model-name": lambda config: config.server.served_model_name,
+    "--api-key": lambda config: config.server.api_keys,
+}
+
+
+@pytest.mark.parametrize("flag", SEVERAL)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "m {} a b c",
+        "m {} a {} b {} c",
+        "m {} a b {} c --seed 3",
+        "m --seed 3 {} a --dtype auto {} b c --max-num-seqs 2",
+        "--seed 3 m {} a b c",
+        "{} a b {} c m",
+        "{} a b c m --seed 3",
+        "{} a b c --seed 3 m",
+        "{}=a m {}=b {} c",
+        "m {}=a b c",
+        "m --set seed=1 max_model_len=7 {} a b c",
+        "{} a {} b {} c -- m",
+    ],
+)
+def test_a_flag_may_have_several_values(read: Read, flag: str, words: str) -> None:
+    for written in (flag, flag.replace("-", "_").replace("__", "--", 1)):
+        config = read(*words.replace("{}", written).split())
+        assert (config.model, SEVERAL[flag](config)) == ("m", ["a", "b", "c"])
+
+
+def test_several_values_of_a_flag_that_is_refused_are_refused_by_its_name(read: Read) -> None:
+    with pytest.raises(ValueError, match="--lora-modules: adapters are not supported"):
+        read("m", "--lora-modules", "a=b", "c=d")
+
+
+def test_a_name_that_follows_a_flag_of_one_value_is_no_value_of_it(read: Read) -> None:
+    with pytest.raises(ValueError, match="unexpected extra argument"):
+        read("m", "--dtype", "auto", "b")
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("auto", ("m",)),
+        ("a", ("a",)),
+        (["a", "b"], ("a", "b")),
+        (["a", "auto", "a", "b"], ("a", "m", "b")),
+    ],
+)
+def test_served_names(given: Any, names: tuple[str, ...]) -> None:
+    config = Config(model="m", server={"served_model_name": given})
+    assert config.served_names == names
+
+
+@pytest.mark.parametrize("given", [[], {}, 3, [3], [""], "", None, [["a"]]])
+def test_served_names_that_are_none_are_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"server\.served_model_name"):
+        Config(model="m", server={"served_model_name": given})
 
 
 def test_the_command_line_of_a_tutorial(read: Read) -> None:

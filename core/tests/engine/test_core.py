@@ -125,7 +125,6 @@ def test_tokens_after_a_stop_are_dropped_from_a_verified_span(
         ("prompt", [-1], {}),
         ("prompt", [1] * 128, {}),
         ("prompt", [1] * 100, {}),
-        ("max_tokens", [1] * 10, {"max_tokens": 90}),
         ("stop", [1], {"stop": ("x",)}),
         ("stop_token_ids", [1], {"stop_token_ids": (97,)}),
         ("logit_bias", [1], {"logit_bias": {97: 1.0}}),
@@ -144,9 +143,33 @@ def test_what_cannot_be_honoured_is_refused(
 
 def test_a_refusal_for_lack_of_kv_says_the_numbers(bench: Make) -> None:
     engine = bench(num_blocks=16)
-    engine.add("fits", [1] * 10, max_tokens=51)
-    with pytest.raises(RequestError, match=r"62 tokens.* 16 KV blocks.*pool has 15"):
-        engine.add("a", [1] * 10, max_tokens=52)
+    engine.add("fits", [1] * 60, max_tokens=1)
+    with pytest.raises(RequestError, match=r"prompt: 61 tokens need 16 KV blocks.*pool has 15"):
+        engine.add("a", [1] * 61, max_tokens=1)
+
+
+@pytest.mark.parametrize("num_prompt", [1, 10, 59, 60])
+@pytest.mark.parametrize("max_tokens", [None, 1000, 90])
+@pytest.mark.parametrize(
+    ("block_sizes", "num_blocks", "most"),
+    [((4,), 16, 61), ((4, 5), (40, 13), 61), ((7, 3), (10, 40), 64)],
+)
+def test_an_answer_is_cut_where_the_pool_ends(
+    bench: Make,
+    expected: Expected,
+    num_prompt: int,
+    max_tokens: int | None,
+    block_sizes: tuple[int, ...],
+    num_blocks: Any,
+    most: int,
+) -> None:
+    windows = (None,) * len(block_sizes)
+    engine = bench(block_sizes=block_sizes, windows=windows, num_blocks=num_blocks)
+    params = {} if max_tokens is None else {"max_tokens": max_tokens}
+    engine.add("a", [1] * num_prompt, **params)
+    output = engine.run()["a", 0]
+    assert output.token_ids == expected([1] * num_prompt, most - num_prompt)
+    assert output.last.finish_reason == "length"
 
 
 def test_an_open_request_id_is_refused(bench: Make) -> None:

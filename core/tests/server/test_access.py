@@ -17,7 +17,7 @@ from pegboard.server.messages import Start
 from pegboard.server.served_model import ServedModel
 
 MODEL = ServedModel(
-    name="tiny",
+    names=("tiny",),
     root="tiny",
     created=0,
     vocab_size=512,
