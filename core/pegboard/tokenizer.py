@@ -12,7 +12,7 @@ import tokenizers
 
 from pegboard.chat.renderer import MAX_BYTES, ChatRenderer
 from pegboard.errors import RequestError, TokenizerError
-from pegboard.interfaces.checkpoint import TokenizerFacts
+from pegboard.interfaces.checkpoint import AddedToken, TokenizerFacts
 from pegboard.regular_files import MAX_TOKENIZER_BYTES, read_bytes
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -33,7 +33,7 @@ def load_tokenizer(
     """
     if facts.file is None:
         raise TokenizerError(f"{where}: tokenizer", "the checkpoint has none", fix="tokenizer: REF")
-    library = _library(facts.file)
+    library = _library(facts)
     source = facts.chat_template if chat_template is None else chat_template
     chat = None
     if source is not None:
@@ -51,19 +51,57 @@ def eos_token_id(facts: TokenizerFacts) -> int | None:
     text = facts.special_tokens.get("eos_token")
     if text is None or facts.file is None or facts.eos_token_id is not None:
         return facts.eos_token_id
-    token_id: int | None = _library(facts.file).token_to_id(text)
+    token_id: int | None = _library(facts).token_to_id(text)
     return token_id
 
 
-def _library(file: str) -> tokenizers.Tokenizer:
+def _library(facts: TokenizerFacts) -> tokenizers.Tokenizer:
+    """The tokenizer of the file, with the tokens that other files add to it."""
+    assert facts.file is not None
     try:
-        return tokenizers.Tokenizer.from_buffer(read_bytes(file, limit=MAX_TOKENIZER_BYTES))
+        content = read_bytes(facts.file, limit=MAX_TOKENIZER_BYTES)
+        library = tokenizers.Tokenizer.from_buffer(content)
+        known = library.get_added_tokens_decoder()
+        texts = {token.content for token in known.values()}
+        new = [
+            token
+            for token in facts.added_tokens
+            if token.overrides or not (token.content in texts or token.token_id in known)
+        ]
+        unknown = [token for token in new if library.token_to_id(token.content) is None]
+        library.add_tokens([_added(token) for token in new])
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError(
-            file,
+            facts.file,
             f"cannot be used ({error})",
             allowed="a tokenizer.json of the tokenizers library",
         ) from error
+    for token in unknown:
+        _check_id(library, token, facts.file)
+    return library
+
+
+def _added(token: AddedToken) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=token.special,
+    )
+
+
+def _check_id(library: tokenizers.Tokenizer, token: AddedToken, file: str) -> None:
+    """Raises TokenizerError where the library has given a new token another id than its file says."""
+    token_id = library.token_to_id(token.content)
+    if None not in (token.token_id, token_id) and token_id != token.token_id:
+        raise TokenizerError(
+            file,
+            f"lacks the added token {token.content!r:.80} of id {token.token_id}, and would give it"
+            f" {token_id}",
+            fix="a tokenizer.json that has it",
+        )
 
 
 class Tokenizer:
@@ -89,6 +127,8 @@ class Tokenizer:
         self._where = where
         self._add_bos = facts.add_bos
         self._bos_id = self._token_id(facts.special_tokens, "bos_token")
+        add_eos = facts.add_eos and facts.add_bos is not None
+        self._last_id = self._token_id(facts.special_tokens, "eos_token") if add_eos else None
         self.vocab_size: int = library.get_vocab_size()
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -113,6 +153,8 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         if special and self._add_bos and self._bos_id is not None and ids[:1] != [self._bos_id]:
             ids.insert(0, self._bos_id)
+        if special and self._last_id is not None:
+            ids.append(self._last_id)
         return ids
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:

@@ -295,9 +295,17 @@ def test_entries_of_a_safetensors_header(
 
 
 TOKENIZER_FILES = {
-    "tokenizer_config.json": ["chat_template", "bos_token", "eos_token", "unk_token"],
-    "special_tokens_map.json": ["bos_token", "eos_token", "pad_token"],
-    "generation_config.json": ["eos_token_id"],
+    "tokenizer_config.json": [
+        "chat_template",
+        "bos_token",
+        "eos_token",
+        "unk_token",
+        "added_tokens_decoder",
+        "extra_special_tokens",
+    ],
+    "special_tokens_map.json": ["bos_token", "pad_token", "additional_special_tokens"],
+    "added_tokens.json": ["<tool>", "the", ""],
+    "generation_config.json": ["eos_token_id", "temperature", "top_k", "do_sample", "num_beams"],
     "chat_template.json": ["chat_template"],
     "tokenizer.json": [
         "model",

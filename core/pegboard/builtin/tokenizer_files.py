@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pegboard.builtin.added_tokens import SETTINGS, special_and_added
 from pegboard.builtin.checkpoint_json import read_optional_json
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import TokenizerFacts
@@ -13,19 +14,22 @@ from pegboard.regular_files import MAX_TEMPLATE_BYTES, read_text
 
 
 def tokenizer_facts(folder: Path) -> TokenizerFacts:
-    """What `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and the chat
-    template's file say.
+    """What `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json`
+    and the chat template's file say.
 
     Raises:
-        CheckpointError: one of them is there and cannot be read.
+        CheckpointError: one of them is there and cannot be used.
     """
-    settings = read_optional_json(folder / "tokenizer_config.json")
-    tokens = read_optional_json(folder / "special_tokens_map.json") | settings
+    settings = read_optional_json(folder / SETTINGS)
+    special, added = special_and_added(folder, settings)
+    eos = special.get("eos_token")
     file = folder / "tokenizer.json"
     return TokenizerFacts(
         file=str(file.absolute()) if file.exists() else None,
         chat_template=_chat_template(folder, settings),
-        special_tokens=_special_tokens(tokens),
+        special_tokens=special,
+        eos_token_id=next((one.token_id for one in added if one.content == eos), None),
+        added_tokens=added,
     )
 
 
@@ -49,13 +53,3 @@ def _default_template(template: Any) -> str | None:
         defaults = [entry.get("template") for entry in named if entry.get("name") == "default"]
         template = defaults[0] if defaults else None
     return template if isinstance(template, str) else None
-
-
-def _special_tokens(tokens: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and the like to their texts, given as a text or as an object with `content`."""
-    texts = {}
-    for key, value in tokens.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(text, str):
-            texts[key] = text
-    return texts

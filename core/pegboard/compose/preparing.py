@@ -209,7 +209,9 @@ def _tokenizer_facts(config: Config, catalog: Catalog, facts: CheckpointFacts) -
     if config.tokenizer != "auto":
         path = locate(config.tokenizer, None)
         if path.name == "tokenizer.json":
-            tokenizer = dataclasses.replace(tokenizer, file=str(path), eos_token_id=None)
+            tokenizer = dataclasses.replace(
+                tokenizer, file=str(path), eos_token_id=None, added_tokens=()
+            )
         else:
             tokenizer = inspect_checkpoint(catalog, path)[0].tokenizer
     if config.chat_template == "none":

@@ -36,6 +36,30 @@ class TensorFact:
 
 
 @dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that other files than the tokenizer's own name; it is never split into pieces.
+
+    Attributes:
+        content: its text.
+        token_id: its id, where the file says it.
+        special: left out of what is shown.
+        lstrip, rstrip: it takes the spaces before, after it.
+        single_word: found between word boundaries alone.
+        normalized: looked for in the text as the tokenizer has normalized it.
+        overrides: it goes before one of the same text in the tokenizer's own file.
+    """
+
+    content: str
+    token_id: int | None = None
+    special: bool = True
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+    overrides: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TokenizerFacts:
     """What the checkpoint says of its tokenizer.
 
@@ -45,6 +69,8 @@ class TokenizerFacts:
         special_tokens: `bos_token`, `eos_token`, ... to their texts, as templates use them.
         add_bos: whether a plain prompt is begun with the bos token by rule of the checkpoint;
             None: what the tokenizer file's own post-processor does.
+        add_eos: whether it is ended with the eos token; counts where `add_bos` is not None.
+        added_tokens: tokens that the tokenizer's file may lack, in the order in which they are added.
         eos_token_id: the id of `eos_token`, where other files than the tokenizer's name it.
     """
 
@@ -53,6 +79,8 @@ class TokenizerFacts:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     add_bos: bool | None = None
     eos_token_id: int | None = None
+    add_eos: bool = False
+    added_tokens: tuple[AddedToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

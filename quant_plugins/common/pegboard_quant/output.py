@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard_quant.tokenizer_files import settings_of, tokenizer_of
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -108,26 +109,21 @@ class Output:
         write_json(self._folder / INDEX, index)
 
     def _write_tokenizer(self) -> None:
-        source = Path(self._facts.path)
-        if source.is_dir():
+        source, tokenizer = Path(self._facts.path), self._facts.tokenizer
+        folder = source if source.is_dir() else source.parent
+        is_beside = tokenizer.file is not None and Path(tokenizer.file).parent == folder
+        if source.is_dir() or is_beside:
             for name in COPIED:
-                if (source / name).is_file():
-                    shutil.copyfile(source / name, self._folder / name)
+                if (folder / name).is_file():
+                    shutil.copyfile(folder / name, self._folder / name)
             return
-        tokenizer = self._facts.tokenizer
         if tokenizer.file is not None:
-            shutil.copyfile(tokenizer.file, self._folder / "tokenizer.json")
-            settings: dict[str, Any] = {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                **tokenizer.special_tokens,
-            }
-            if tokenizer.add_bos is not None:
-                settings["add_bos_token"] = tokenizer.add_bos
-            if tokenizer.chat_template is not None:
-                settings["chat_template"] = tokenizer.chat_template
-            write_json(self._folder / "tokenizer_config.json", settings)
+            write_json(self._folder / "tokenizer.json", tokenizer_of(tokenizer))
+            write_json(self._folder / "tokenizer_config.json", settings_of(tokenizer))
+        generation = dict(self._facts.generation)
         if self._facts.eos_token_ids:
-            generation = {"eos_token_id": list(self._facts.eos_token_ids)}
+            generation["eos_token_id"] = list(self._facts.eos_token_ids)
+        if generation:
             write_json(self._folder / "generation_config.json", generation)
 
 

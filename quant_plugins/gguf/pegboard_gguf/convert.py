@@ -94,6 +94,7 @@ def _tokenizer_facts(metadata: Metadata, vocabulary: Vocabulary | None) -> Token
         special_tokens=vocabulary.special_tokens,
         add_bos=vocabulary.add_bos,
         eos_token_id=vocabulary.eos_token_id,
+        add_eos=vocabulary.add_eos,
     )
 
 

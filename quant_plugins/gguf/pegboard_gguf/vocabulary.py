@@ -125,6 +125,11 @@ class Vocabulary:
         default = self.model == "llama" or self._pre_tokenizer().add_bos
         return self._metadata.flag("tokenizer.ggml.add_bos_token", default=default)
 
+    @property
+    def add_eos(self) -> bool:
+        """Whether a text ends with the eos token."""
+        return self._metadata.flag("tokenizer.ggml.add_eos_token", default=False)
+
     def to_json(self) -> str:
         """The text of a `tokenizer.json`."""
         build = self._byte_level if self.model == "gpt2" else self._sentencepiece
