@@ -425,7 +425,7 @@ PLUGIN = """# /// pegboard
         (
             "import pegboard\n@pegboard.hookimpl\ndef pegboard_schedulers():\n"
             "    return {'mine': lambda context: object()}",
-            "scheduler 'mine' is a object without plan",
+            "scheduler 'mine' is an object of object without plan",
         ),
     ],
     ids=["raises", "exits", "syntax", "empty", "no scheduler"],

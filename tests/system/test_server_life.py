@@ -218,34 +218,115 @@ BROKEN_PLUGIN = """# /// pegboard
 # [plugin]
 # name = "broken"
 # [[provides]]
-# interface = "observer"
-# version = 1
+# interface = "executor"
+# version = 0
 # name = "broken"
-# summary = "Takes its time, then fails"
+# summary = "Fails once the parts are made"
 # ///
 import time
 from pathlib import Path
 
 from pegboard import hookimpl
+from pegboard.interfaces.executor import Executor
+
+
+class Broken(Executor):
+    def __init__(self, context):
+        self.context = context
+
+    def start(self):
+        self.context.worker(0)
+        while not Path({go!r}).exists():
+            time.sleep(0.05)
+        raise ValueError("no such device")
+
+    def execute(self, batch):
+        raise AssertionError
+
+    def call(self, method, *arguments):
+        raise AssertionError
+
+    def health(self):
+        return None
+
+    def close(self):
+        pass
+
+
+@hookimpl
+def pegboard_executors():
+    return {{"broken": Broken}}
+"""
+
+UNBUILT_PLUGIN = """# /// pegboard
+# [plugin]
+# name = "broken"
+# [[provides]]
+# interface = "observer"
+# version = 1
+# name = "broken"
+# summary = "Cannot be made"
+# ///
+import time
+
+from pegboard import hookimpl
 
 
 def make(context):
-    while not Path({go!r}).exists():
-        time.sleep(0.05)
     raise ValueError("no such device")
 
 
 @hookimpl
 def pegboard_observers():
-    return {{"broken": make}}
+    return {"broken": make}
 """
+
+
+def test_a_part_that_cannot_be_made_is_one_line_before_anything_listens(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = tmp_path / "broken.py"
+    plugin.write_text(UNBUILT_PLUGIN)
+    load = ("--set", f"plugins.load=[{plugin}]", "--set", "observers=[broken]")
+    done = run_serve(str(model), "--port", "0", *load)
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"error: plugin 'broken' (file, {plugin}): making observer 'broken'")
+    assert "listening" not in done.stderr and "Traceback" not in done.stderr
+    monkeypatch.setenv("PEGBOARD_RAISE", "1")
+    done = run_serve(str(model), "--port", "0", *load)
+    assert done.returncode == 2
+    assert 'raise ValueError("no such device")' in done.stderr
+    plugin.write_text(f"{UNBUILT_PLUGIN}\nimport os; os._exit(0)\n")
+    done = run_serve(str(model), "--port", "0", *load)
+    assert done.returncode == 1
+    lines = done.stderr.strip().splitlines()
+    assert any(f"importing plugin 'broken' (file, {plugin})" in line for line in lines)
+    assert any("the engine's process ended with status 0" in line for line in lines)
+    assert "listening" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_signal_while_a_plugin_hangs_ends_both_processes(
+    serve: Any, model: Path, tmp_path: Path
+) -> None:
+    plugin = tmp_path / "broken.py"
+    plugin.write_text(
+        UNBUILT_PLUGIN.replace("from pegboard import", "time.sleep(600)\nfrom pegboard import")
+    )
+    load = ("--set", f"plugins.load=[{plugin}]", "--set", "observers=[broken]")
+    served = serve(model, *load, until=f"importing plugin 'broken' (file, {plugin})")
+    children = psutil.Process(served.process.pid).children()
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(20) == 0
+    assert children and not any(child.is_running() for child in children)
+    assert "listening" not in served.log
 
 
 def broken(folder: Path) -> tuple[str, ...]:
     """Arguments that load a plugin, which fails once the folder has a file `go`."""
     plugin = folder / "broken.py"
     plugin.write_text(BROKEN_PLUGIN.format(go=str(folder / "go")))
-    return "--set", f"plugins.load=[{plugin}]", "--set", "observers=[broken]"
+    return "--set", f"plugins.load=[{plugin}]", "--set", "executor=broken"
 
 
 def test_a_start_that_fails_is_one_line_after_answers_that_say_it_loads(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from pegboard.cli.output import print_json, print_lines
+from pegboard.cli.options import LoadLimit
+from pegboard.cli.output import print_json, print_lines, print_tracebacks
 from pegboard.config import Config
 from pegboard.config_values import shown
 from pegboard.errors import CompositionRefused, UserError
@@ -19,6 +20,9 @@ from pegboard.plugins.functions import ask
 from pegboard.plugins.inspect import undeclared_keys
 from pegboard.plugins.listing import unsettled
 from pegboard.plugins.loader import options_of
+
+if TYPE_CHECKING:
+    from pegboard.compose import Prepared
 
 _KEYS = {"kv_allocator": "kv_cache.allocator", "speculation_policy": "drafter.policy"}
 """The config's key of an interface, where it is not the interface's name."""
@@ -39,6 +43,10 @@ _INPUTS = {
 
 def check(
     config: Config,
+    load: Annotated[
+        bool, typer.Option("--load", help="Import the plugins and make all parts, in a process.")
+    ] = False,
+    load_limit: LoadLimit = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Say in a second whether a config will run, what was chosen for it, and why."""
@@ -48,6 +56,8 @@ def check(
     try:
         prepared = prepare(config)
         text = text_report(prepared)
+        if load:
+            _load(prepared, load_limit)
     except UserError as error:
         if not as_json:
             raise
@@ -61,6 +71,16 @@ def check(
         print_json(found)
     else:
         print_lines(_lines(found))
+
+
+def _load(prepared: Prepared, limit_s: float | None) -> None:
+    """Raises CompositionRefused with what does not work when the parts are made."""
+    from pegboard.compose.trial import LIMIT_S, try_composition
+
+    findings = try_composition(prepared, limit_s or LIMIT_S).findings
+    print_tracebacks(finding.traceback for finding in findings)
+    if findings:
+        raise CompositionRefused([str(finding) for finding in findings])
 
 
 def report(config: Config, composition: Composition, ledger: Ledger) -> dict[str, Any]:

@@ -17,6 +17,11 @@ from pegboard.config import Config, load_config
 from pegboard.config_text import nested, overlay
 from pegboard.errors import ConfigError
 
+LoadLimit = Annotated[
+    float | None,
+    typer.Option("--load-limit", help="Seconds that --load gives a process.", min=0.1),
+]
+
 EITHER_DASH = {"token_normalize_func": lambda name: name.replace("_", "-")}
 """Settings of a typer command for which `--max_model_len` is `--max-model-len`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +24,13 @@ def print_json(value: Any) -> None:
     typer.echo(
         "".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text)
     )
+
+
+def print_tracebacks(texts: Iterable[str]) -> None:
+    """Prints on standard error where plugins raised, if PEGBOARD_RAISE=1 asks for it."""
+    if os.environ.get("PEGBOARD_RAISE") == "1":
+        for line in (line for text in texts for line in text.splitlines()):
+            typer.echo(printable(line), err=True)
 
 
 def _escaped(char: str) -> str:

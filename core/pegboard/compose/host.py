@@ -16,7 +16,7 @@ from pegboard.engine.core import EngineCore
 from pegboard.engine.guarded_cache import GuardedCache
 from pegboard.engine.parts import EngineParts
 from pegboard.errors import KernelUnusable, PegboardError, PluginFailed
-from pegboard.interfaces.executor import ExecutorContext
+from pegboard.interfaces.executor import ExecutorContext, Worker
 from pegboard.interfaces.kv_allocator import AllocatorContext
 from pegboard.interfaces.observer import ObserverContext
 from pegboard.interfaces.prefix_cache import PrefixCacheContext
@@ -35,11 +35,20 @@ if TYPE_CHECKING:
     from pegboard.tokenizer import Tokenizer
 
 
-def start_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> tuple[EngineCore, Prepared]:
+def start_engine(
+    prepared: Prepared,
+    on_tensor: OnTensor = ignore,
+    on_built: Callable[[], None] = lambda: None,
+) -> tuple[EngineCore, Prepared]:
     """A running engine, whose weights are loaded, and the composition that it runs.
 
     That is another one than was prepared when kernels that `auto` chose fail their self-tests: they
     are left out, and the composition is resolved once more.
+
+    Args:
+        prepared: what to start.
+        on_tensor: told the name of each parameter as it is loaded.
+        on_built: told once all parts of a worker in this process are made and no weight is loaded.
 
     Raises:
         KernelUnusable: a kernel that was named fails its self-test.
@@ -47,7 +56,7 @@ def start_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> tuple[Engi
     """
     unusable: frozenset[tuple[str, str]] = frozenset()
     while True:
-        engine = build_engine(prepared, on_tensor)
+        engine = build_engine(prepared, on_tensor, on_built)
         try:
             engine.start()
             return engine, prepared
@@ -72,8 +81,13 @@ def _blame(problem: BaseException, composition: Composition) -> None:
         raise failure(PluginFailed, origin, "starting the engine", problem) from problem
 
 
-def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore:
-    """The engine of a composition; no weight is loaded before its `start`."""
+def build_engine(
+    prepared: Prepared,
+    on_tensor: OnTensor = ignore,
+    on_built: Callable[[], None] = lambda: None,
+) -> EngineCore:
+    """The engine of a composition; no weight is loaded before its `start`. For the arguments, see
+    `start_engine`."""
     composition = prepared.composition
     maker = Maker(load_plugins(composition.manifests), parts_of(prepared.objects)[1])
     groups, num_blocks = composition.groups, composition.num_blocks
@@ -124,7 +138,7 @@ def build_engine(prepared: Prepared, on_tensor: OnTensor = ignore) -> EngineCore
             policy=build(
                 "speculation_policy", SpeculationContext(composition.num_speculative_tokens)
             ),
-            executor=build("executor", _executor_context(composition, maker, on_tensor)),
+            executor=build("executor", _executor_context(composition, maker, on_tensor, on_built)),
             caches_prefixes=caches_prefixes,
             verifies_pages=prepared.config.kv_cache.verify,
             observers=tuple(make(part, observing) for part in composition.observers),
@@ -172,11 +186,16 @@ def load_tokenizer(prepared: Prepared) -> Tokenizer | None:
 
 
 def _executor_context(
-    composition: Composition, maker: Maker, on_tensor: OnTensor
+    composition: Composition, maker: Maker, on_tensor: OnTensor, on_built: Callable[[], None]
 ) -> ExecutorContext:
+    def worker(rank: int) -> Worker:
+        built = build_worker(composition, maker, on_tensor)
+        on_built()
+        return built
+
     return ExecutorContext(
         devices=(composition.device,),
-        worker=lambda rank: build_worker(composition, maker, on_tensor),
+        worker=worker,
         worker_command=lambda rank: _worker_command(composition, rank),
     )
 

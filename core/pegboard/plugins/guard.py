@@ -41,6 +41,8 @@ def guarded(
         fix: what to do; "": mend the plugin, or take another version.
         passes: errors that are the plugin's own way to say what is wrong.
     """
+    # A process that tries plugins listens, to know where one ended it.
+    _logger.debug("%s", doing, extra={"origin": origin, "doing": doing})
     watch = Timer(SLOW_S, _tell_slow, (origin, doing))
     watch.daemon = True
     if not origin.builtin:

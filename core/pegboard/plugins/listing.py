@@ -34,6 +34,8 @@ class PluginListing(msgspec.Struct, frozen=True, kw_only=True):
         provides: by its manifest.
         problem: why it cannot be used; None: it can.
         claims: what other plugins claim as well, a line each; an engine that would use it is refused.
+        faults: what did not work when it was loaded, a line each with the kind of error.
+        not_made: what was not made then, and why.
     """
 
     name: str
@@ -43,22 +45,28 @@ class PluginListing(msgspec.Struct, frozen=True, kw_only=True):
     provides: tuple[Provided, ...]
     problem: str | None = None
     claims: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    not_made: tuple[str, ...] = ()
+
+
+DISABLED = "disabled by the config"
+REPLACED = "left out by plugins.replace"
 
 
 def list_plugins(config: Config | None = None) -> list[PluginListing]:
     """All installed plugins and the config's single files, sorted by name. Imports none."""
-    plugins = config.plugins if config is not None else None
-    catalog = (
-        discover(plugins.load, plugins.disable, plugins.replace)
-        if plugins is not None
-        else discover()
-    )
+    catalog = _catalog(config)
     claims = claims_of(catalog)
     listings = [_listing(manifest, claims=claims) for manifest in catalog.manifests]
-    listings += [_listing(manifest, "disabled by the config") for manifest in catalog.disabled]
-    listings += [_listing(manifest, "left out by plugins.replace") for manifest in catalog.replaced]
+    listings += [_listing(manifest, DISABLED) for manifest in catalog.disabled]
+    listings += [_listing(manifest, REPLACED) for manifest in catalog.replaced]
     listings += [_broken(broken.origin, str(broken.error)) for broken in catalog.broken]
     return sorted(listings, key=lambda listing: (listing.name, listing.distribution))
+
+
+def loadable(config: Config | None = None) -> list[Manifest]:
+    """The manifests of plugins that have all that they need."""
+    return [manifest for manifest in _catalog(config).manifests if _unmet(manifest) is None]
 
 
 def unsettled(plugins: PluginsConfig) -> list[str]:
@@ -95,6 +103,13 @@ def load_command(name: str, convert: Callable[[Any], Any]) -> Any:
     )
     with guarded(FactoryFailed, offer.origin, f"making command {name!r}"):
         return convert(factory())
+
+
+def _catalog(config: Config | None) -> Catalog:
+    if config is None:
+        return discover()
+    plugins = config.plugins
+    return discover(plugins.load, plugins.disable, plugins.replace)
 
 
 def _listing(

@@ -22,6 +22,7 @@ from pegboard.server.keys import without_keys
 from pegboard.server.messages import (
     Abort,
     Add,
+    Built,
     Deltas,
     Failed,
     FromEngine,
@@ -85,6 +86,7 @@ class EngineClient:
         self._process: Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
+        self._built: asyncio.Future[None] = loop.create_future()
         self._ready: asyncio.Future[Ready] = loop.create_future()
         self._ended: asyncio.Future[PegboardError] = loop.create_future()
 
@@ -126,6 +128,14 @@ class EngineClient:
             self._send(self._start)
             self.facts = await self._ready
         return self.facts
+
+    async def built(self) -> None:
+        """Waits until all parts of the engine are made.
+
+        Raises:
+            UserError, EngineDied: as `start`.
+        """
+        await asyncio.shield(self._built)
 
     async def ended(self) -> PegboardError:
         """Waits until the process has ended; says why."""
@@ -207,13 +217,21 @@ class EngineClient:
                 self._refuse(message)
             case ResetDone():
                 self._confirm_reset()
+            case Built():
+                self._note_built()
             case Loading():
                 self.loaded = message.num_loaded / message.num_total
             case Ready():
+                self._note_built()
                 self._ready.set_result(message)
             case Failed():
                 failure = UserError(message.line) if message.mistake else EngineDied(message.line)
                 self._die(failure)
+
+    def _note_built(self) -> None:
+        # Once more, where kernels failed their self-tests and others took their place.
+        if not self._built.done():
+            self._built.set_result(None)
 
     def _deliver(self, message: Deltas) -> None:
         for delta in message.deltas:
@@ -253,8 +271,10 @@ class EngineClient:
         if self._ended.done():
             return
         self._ended.set_result(failure)
-        if not self._ready.done():
-            self._ready.set_exception(failure)
+        for waited in (self._built, self._ready):
+            if not waited.done():
+                waited.set_exception(failure)
+                waited.exception()  # whoever waited for it may have gone
         reason = failure if isinstance(failure, EngineDied) else EngineDied(str(failure))
         for done in self._resets:
             if not done.done():

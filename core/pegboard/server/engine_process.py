@@ -24,6 +24,7 @@ from pegboard.server.logs import configure_logging
 from pegboard.server.messages import (
     Abort,
     Add,
+    Built,
     Deltas,
     Failed,
     FromEngine,
@@ -198,7 +199,7 @@ def _load(prepared: Prepared, channel: Channel) -> tuple[EngineCore, Prepared]:
             bar.advance(task)
             channel.send(Loading(next(num_loaded), total))
 
-        return start_engine(prepared, advance)
+        return start_engine(prepared, advance, lambda: channel.send(Built()))
 
 
 if __name__ == "__main__":

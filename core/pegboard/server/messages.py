@@ -1,8 +1,8 @@
 """The messages between the server's process and the engine's, msgpack over a private socket.
 
 The server sends `Start` once, then `Add`, `Abort` and `Reset` at will, and `Stop` to end. The engine's
-process answers `Loading`, then `Ready` or `Failed`, then `Deltas`, `Refused`, one `ResetDone` for each
-`Reset` in order and, once a second, `Status`.
+process answers `Built`, `Loading`, then `Ready` or `Failed`, then `Deltas`, `Refused`, one `ResetDone`
+for each `Reset` in order and, once a second, `Status`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 ToEngine = Start | Add | Abort | Reset | Stop
+
+
+class Built(msgspec.Struct, frozen=True, tag="built"):
+    """All parts are made, and weights are loaded next."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -110,7 +114,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     cut_off: tuple[CutOff, ...] = ()
 
 
-FromEngine = Loading | Ready | Failed | Deltas | Refused | ResetDone | Status
+FromEngine = Built | Loading | Ready | Failed | Deltas | Refused | ResetDone | Status
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

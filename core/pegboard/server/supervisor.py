@@ -103,7 +103,7 @@ class _Supervisor:
         self._signalled = asyncio.Event()
 
     async def run(self) -> int:
-        """The server's whole life. Raises UserError when the engine cannot be built."""
+        """The server's whole life: its exit status. Raises UserError when the engine cannot be built."""
         self._handle_signals(self._signalled.set)
         asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         self._engine = EngineClient(Start(to_wire(self._prepared)))
@@ -115,7 +115,12 @@ class _Supervisor:
                 self._renderer = QueuedChatRenderer(tokenizer.chat)
                 await self._renderer.check()
             self._model = _served_model(self._prepared, tokenizer, self._renderer)
+            if not await self._parts_are_built():
+                return 0
             return await self._answer(starting)
+        except EngineDied as error:
+            logger.error("%s", error)
+            return 1
         finally:
             if self._renderer is not None:
                 await self._renderer.stop()
@@ -123,6 +128,19 @@ class _Supervisor:
             await asyncio.gather(starting, return_exceptions=True)
             await self._engine.stop()
             logger.info("stopped")
+
+    async def _parts_are_built(self) -> bool:
+        """Whether the engine's parts were made before a signal came. A plugin that cannot be built is
+        found before anybody is told that the server listens."""
+        built = asyncio.ensure_future(self._engine.built())
+        signalled = asyncio.create_task(self._signalled.wait())
+        await asyncio.wait({built, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        signalled.cancel()
+        if not built.done():
+            built.cancel()
+            return False
+        built.result()
+        return True
 
     async def _answer(self, starting: asyncio.Task[Ready]) -> int:
         self._service = Service(
@@ -149,11 +167,7 @@ class _Supervisor:
         await asyncio.wait({starting, signalled}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             return 0
-        try:
-            facts = starting.result()
-        except EngineDied as error:
-            logger.error("%s", error)
-            return 1
+        facts = starting.result()
         # Another composition runs when a kernel failed its self-test there.
         self._service.model = dataclasses.replace(
             self._model,

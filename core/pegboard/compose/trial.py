@@ -1,0 +1,169 @@
+"""Plugins on trial, in a process of their own with a time limit: whatever one does there, it is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from pegboard.compose.preparing import Prepared, to_wire
+from pegboard.errors import PluginFailed
+from pegboard.plugins.manifest import Manifest
+
+LIMIT_S = 60.0
+"""How long a trial may take; torch and a compiled library load in ten seconds on a busy machine."""
+
+_CORE = "the core"
+
+
+class TrialRequest(msgspec.Struct, frozen=True):
+    """What is tried: one plugin with all that it provides, or the parts of a composition.
+
+    Attributes:
+        manifest: of the plugin.
+        prepared: what `to_wire` made.
+    """
+
+    manifest: Manifest | None = None
+    prepared: bytes | None = None
+
+
+class Began(msgspec.Struct, frozen=True, tag=True):
+    """A step in a plugin has begun."""
+
+    plugin: str
+    origin: str
+    doing: str
+
+
+class Finding(msgspec.Struct, frozen=True, tag=True):
+    """Something that does not work.
+
+    Attributes:
+        kind: the error's class name.
+        line: what went wrong.
+        traceback: where.
+    """
+
+    kind: str
+    line: str
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.line}"
+
+
+class Skipped(msgspec.Struct, frozen=True, tag=True):
+    """Something that could not be made without what it needs."""
+
+    interface: str
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.interface} {self.name!r} ({self.why})"
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The trial came to its end."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What a trial found.
+
+    Attributes:
+        findings: what does not work; empty: everything that was tried does.
+        skipped: what was not tried.
+    """
+
+    findings: tuple[Finding, ...]
+    skipped: tuple[Skipped, ...]
+
+
+_lines = msgspec.json.Decoder(Began | Finding | Skipped | Done)
+
+
+def try_plugin(manifest: Manifest, limit_s: float = LIMIT_S) -> Verdict:
+    """Imports and registers a plugin, finds all that its manifest names, and makes each part that can be
+    made without a checkpoint."""
+    return _try(TrialRequest(manifest=manifest), limit_s)
+
+
+def try_composition(prepared: Prepared, limit_s: float = LIMIT_S) -> Verdict:
+    """Makes all parts of a composition, in the way of the start, and loads no weight."""
+    return _try(TrialRequest(prepared=to_wire(prepared)), limit_s)
+
+
+def _try(request: TrialRequest, limit_s: float) -> Verdict:
+    with tempfile.TemporaryDirectory(prefix="pegboard-") as name:
+        folder = Path(name)
+        (folder / "request.json").write_bytes(msgspec.json.encode(request))
+        with (folder / "stderr").open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", f"{__package__}.trial_process", name],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(limit_s)
+                ended = f"ended the process with status {status}"
+                if status < 0:
+                    ended = f"ended the process by {signal.Signals(-status).name}"
+            except subprocess.TimeoutExpired:
+                ended = f"took more than {limit_s:g} s"
+            finally:
+                # What the plugin may have started there goes with it.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return _verdict(_read(folder / "report"), ended, _last_line(folder / "stderr"))
+
+
+def _verdict(lines: Iterable[Began | Finding | Skipped | Done], ended: str, said: str) -> Verdict:
+    findings: list[Finding] = []
+    skipped: list[Skipped] = []
+    doing: Began | None = None
+    is_done = False
+    for line in lines:
+        match line:
+            case Began():
+                doing = line
+            case Finding():
+                findings.append(line)
+            case Skipped():
+                skipped.append(line)
+            case Done():
+                is_done = True
+    if not is_done:
+        plugin, origin, step = (
+            ("", "", "the trial's start")
+            if doing is None
+            else (doing.plugin, doing.origin, doing.doing)
+        )
+        said = f" ({said})" if said else ""
+        error = PluginFailed(plugin or _CORE, f"{step}: {ended}{said}", origin=origin)
+        findings.append(Finding(type(error).__name__, str(error)))
+    return Verdict(tuple(dict.fromkeys(findings)), tuple(skipped))
+
+
+def _read(report: Path) -> list[Began | Finding | Skipped | Done]:
+    found = []
+    for line in report.read_bytes().splitlines() if report.exists() else ():
+        with suppress(msgspec.DecodeError):  # the last one may be cut off
+            found.append(_lines.decode(line))
+    return found
+
+
+def _last_line(stderr: Path) -> str:
+    """What the process said last."""
+    lines = stderr.read_bytes()[-2000:].decode("utf-8", "replace").split("\n")
+    return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")

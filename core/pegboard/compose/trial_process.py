@@ -1,0 +1,172 @@
+"""The process of a trial: `python -m pegboard.compose.trial_process FOLDER`.
+
+It reads what is tried from `request.json` of the folder, and leaves in `report` a line of JSON for each
+step that it begins in a plugin, and for each thing found.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pegboard.compose.host import build_engine
+from pegboard.compose.making import Maker
+from pegboard.compose.preparing import from_wire
+from pegboard.compose.sample_contexts import DTYPE, GROUP, kernel_context, sample_context
+from pegboard.compose.trial import Began, Done, Finding, Skipped, TrialRequest
+from pegboard.compose.worker import ignore, worker_parts
+from pegboard.errors import FactoryFailed, UserError, described
+from pegboard.interfaces.kernel import Kernel
+from pegboard.planner.probe import probe
+from pegboard.plugins.composition import Composition, Part
+from pegboard.plugins.discovery import absent
+from pegboard.plugins.functions import ask, named_function
+from pegboard.plugins.guard import guarded
+from pegboard.plugins.loader import load_plugins, options_of, resolve_dotted, resolve_model
+from pegboard.plugins.manifest import Manifest, Provides
+from pegboard.plugins.registry import Registry
+
+_FUNCTIONS = (
+    *("describe", "formats", "parameters", "resident_bytes", "kv_scales", "notes", "alternatives"),
+    *("layout", "estimate"),
+)
+
+
+class Report(logging.Handler):
+    """Writes the report. It hears of each step in a plugin what the guard around it logs."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file: io.BufferedWriter = path.open("wb")
+        guard = logging.getLogger("pegboard.plugins.guard")
+        guard.setLevel(logging.DEBUG)
+        guard.propagate = False
+        guard.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        origin = getattr(record, "origin", None)
+        if origin is not None:
+            self.write(Began(origin.plugin, str(origin), str(getattr(record, "doing", ""))))
+
+    def write(self, line: Began | Finding | Skipped | Done) -> None:
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+
+    def attempt(self, function: Callable[[], Any]) -> Any:
+        """What the function returns; None when it raised, which is a finding."""
+        try:
+            return function()
+        except Exception as error:
+            trace = "".join(traceback.format_exception(error))
+            said = str(error) if isinstance(error, UserError) else described(error)
+            self.write(Finding(type(error).__name__, said, trace))
+        return None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Tries what the folder's request says; does not return, since a plugin's threads would hold it."""
+    folder = Path(arguments[0])
+    request = msgspec.json.decode((folder / "request.json").read_bytes(), type=TrialRequest)
+    report = Report(folder / "report")
+    if request.prepared is not None:
+        prepared = from_wire(request.prepared)
+        report.attempt(lambda: build_engine(prepared).close())
+        report.attempt(partial(_make_worker_parts, prepared.composition))
+    if request.manifest is not None:
+        _try_plugin(request.manifest, report)
+    report.write(Done())
+    os._exit(0)
+
+
+def _make_worker_parts(composition: Composition) -> None:
+    worker_parts(composition, Maker(load_plugins(composition.manifests), {}), ignore)
+
+
+def _try_plugin(manifest: Manifest, report: Report) -> None:
+    registry = report.attempt(lambda: load_plugins([manifest]))
+    if registry is None:
+        return
+    for entry in manifest.provides:
+        part = Part(origin=manifest.origin, entry=entry, path=entry.interface)
+        if report.attempt(partial(_resolve_names, part)) is None:
+            continue
+        why = _why_not(part)
+        if why:
+            report.write(Skipped(entry.interface, entry.name, why))
+        elif entry.interface == "command":
+            report.attempt(partial(_make_command, registry, part))
+        else:
+            for context in _contexts(entry):
+                report.attempt(partial(_make, registry, part, context))
+
+
+def _resolve_names(part: Part) -> bool:
+    """Finds everything that a manifest entry names, and calls what can be called without a checkpoint."""
+    entry, origin = part.entry, part.origin
+    for field in ("options", "params"):
+        if (dotted := getattr(entry, field)) is not None:
+            resolve_model(dotted, origin)
+    for field in _FUNCTIONS:
+        if isinstance(getattr(entry, field), str):
+            named_function(part, field)
+    for dotted in entry.calibrators.values():
+        resolve_dotted(dotted, origin)
+    if entry.layout is not None:
+        ask(part, "layout", GROUP)
+    return True
+
+
+def _why_not(part: Part) -> str:
+    """Why a part is not made; "": it is."""
+    entry = part.entry
+    requires = entry.requires
+    (cpu, *_) = probe()
+    packages, files = absent(part.origin, requires)
+    lacking = [*packages, *files, *(set(requires.device_features) - cpu.features)]
+    if lacking:
+        return f"needs {', '.join(lacking)}"
+    if requires.devices and "cpu" not in requires.devices:
+        return f"runs on {', '.join(requires.devices)}"
+    if entry.interface not in ("kernel", "command") and sample_context(entry.interface) is None:
+        return "needs a checkpoint"
+    model = None if entry.options is None else resolve_model(entry.options, part.origin)
+    if model is not None and any(field.is_required() for field in model.model_fields.values()):
+        return "needs options"
+    return ""
+
+
+def _contexts(entry: Provides) -> Iterator[Any]:
+    if entry.interface == "kernel":
+        for one in entry.operations:
+            if "cpu" in one.devices and (not one.dtypes or DTYPE in one.dtypes):
+                for weight_format in one.formats:
+                    yield kernel_context(one.operation, weight_format, DTYPE)
+    else:
+        yield sample_context(entry.interface)
+
+
+def _make(registry: Registry, part: Part, context: Any) -> None:
+    made = registry.build(part, context, options_of(part))
+    if isinstance(made, Kernel):
+        with guarded(FactoryFailed, part.origin, f"the self-test of kernel {part.name!r}"):
+            made.self_test()
+
+
+def _make_command(registry: Registry, part: Part) -> None:
+    import typer
+
+    with guarded(FactoryFailed, part.origin, f"making command {part.name!r}"):
+        typer.main.get_command(registry.factory(part)())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
