@@ -27,7 +27,7 @@ from pegboard import Engine, SamplingParams, __version__
 from pegboard.config import load_config
 
 HERE = Path(__file__).parent
-CONFIG = HERE.parent / "configs" / "quickstart.yaml"
+CONFIG = HERE / "dequantized.yaml"
 NUM_SHOWN = 5
 """Batch sizes in the table: those furthest below their neighbours."""
 

@@ -5,7 +5,7 @@ much of the KV that is held or reserved has a token in it, and how many sequence
 allocator `contiguous` and with `paged`. The engine runs in virtual time, without a model.
 
 Speed: the same requests with the scheduler `static` and with `fcfs`, on the model of
-`quickstart.yaml`. The engine computes no row that has ended: what padding would have added to static
+`dequantized.yaml`. The engine computes no row that has ended: what padding would have added to static
 batches is counted from the lengths.
 
 Writes a JSON file, a plot, and the tables of this folder's README. A part leaves the other's results as
@@ -48,7 +48,7 @@ from pegboard import Engine, SamplingParams, __version__
 from pegboard.config import load_config
 
 HERE = Path(__file__).parent
-CONFIG = HERE.parent / "configs" / "quickstart.yaml"
+CONFIG = HERE / "dequantized.yaml"
 ALLOCATORS = ("contiguous", "paged")
 SCHEDULERS = ("static", "fcfs")
 

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+PEGBOARD = Path(sys.executable).parent / "pegboard"
 QUICKSTART = Path(__file__).parents[2] / "examples" / "configs" / "quickstart.yaml"
 
 
 def test_it_runs_on_the_cpu_plugin_and_check_says_which_kernel_each_layer_gets() -> None:
     run = subprocess.run(
-        [Path(sys.executable).parent / "pegboard", "check", "--config", QUICKSTART, "--json"],
+        [PEGBOARD, "check", "--config", QUICKSTART, "--json"],
         capture_output=True,
         text=True,
         check=False,
@@ -25,6 +26,20 @@ def test_it_runs_on_the_cpu_plugin_and_check_says_which_kernel_each_layer_gets()
     )
     [joint] = [kernel for kernel in found["kernels"] if kernel["operation"] == "decoder_layer"]
     assert joint["why"].startswith("joins linear, rms_norm, silu_mul and attention")
+    assert {k["inputs"] for k in found["kernels"] if k["operation"] == "linear"} == {
+        "inputs as they are"
+    }
     [attention] = [part for part in found["parts"] if part["interface"] == "attention"]
     assert attention["name"] == "cpu"
     assert (found["numerics"], found["not_promised"]) == ("invariant", [])
+
+
+def test_it_knows_the_capital_of_france() -> None:
+    question = ["--chat", "--prompt", "What is the capital of France?", "--temperature", "0"]
+    run = subprocess.run(
+        [PEGBOARD, "generate", "--config", QUICKSTART, *question, "--max-tokens", "16"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "Paris" in run.stdout
