@@ -26,6 +26,8 @@ PASSED = model_keys.MODEL_KEYS.with_name("passed_keys.toml")
     [
         ("transformers", model_keys.MODEL_KEYS, model_keys.model_keys),
         ("gguf", model_keys.GGUF_KEYS, model_keys.gguf_keys),
+        ("transformers", model_keys.QUANT_KEYS, model_keys.quant_keys),
+        ("compressed-tensors", model_keys.QUANT_KEYS, model_keys.quant_keys),
     ],
 )
 def test_committed_keys_are_those_that_the_library_declares(

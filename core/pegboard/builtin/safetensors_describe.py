@@ -92,7 +92,10 @@ def _quantization(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, 
         CheckpointError: they are no settings.
     """
     file, key, default = folder / "config.json", "quantization_config", None
-    quantization = config.get(key) or config.get("compression_config") or {}
+    if config.get("quantization"):
+        default = "mlx"  # which names no method, and repeats its settings under the usual key
+    quantization = config.get(key) or config.get("compression_config") or config.get("quantization")
+    quantization = quantization or {}
     for name, method_of_file in QUANTIZATION_FILES.items():
         if not quantization and (folder / name).exists():
             file, key, default = folder / name, "", method_of_file
@@ -104,6 +107,12 @@ def _quantization(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, 
     if not isinstance(method, str | None):
         raise CheckpointError(
             str(file), f"{key}.quant_method {method!r}".lstrip("."), allowed="a text"
+        )
+    if quantization and method is None:
+        raise CheckpointError(
+            str(file),
+            f"{key or 'the file'} names no method: {', '.join(map(str, quantization))[:200]}",
+            fix="say its quant_method",
         )
     return method, quantization
 

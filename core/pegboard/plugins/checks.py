@@ -25,7 +25,8 @@ def reads(entry: Provides, facts: CheckpointFacts) -> list[str]:
 
 def layout_of(facts: CheckpointFacts) -> str:
     """`method/format` of a checkpoint whose method has several layouts; else its method."""
-    method, layout = facts.quantization or "none", facts.quantization_config.get("format")
+    method, said = facts.quantization or "none", facts.quantization_config
+    layout = said.get("packing_format") or said.get("format")
     return f"{method}/{layout}" if isinstance(layout, str) else method
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.quantizer import StoredParameter, WeightSpec
+from pegboard_quant.auto_round import METHOD as AUTO_ROUND
+from pegboard_quant.auto_round import plain_settings
+from pegboard_quant.keys import check_keys
 from pegboard_quant.names import contains_any
 from pegboard_quant.options import ActivationOptions
 from pegboard_quant.planning import (
@@ -21,7 +24,6 @@ from pegboard_quant.planning import (
     missing_weight,
     modules_with,
     parameters_of,
-    refuse_unknown,
     texts,
     whole,
 )
@@ -32,18 +34,11 @@ VERSION = "gemm"
 CODES = "qweight"
 
 _METHOD = "awq"
-# How the checkpoint was made, and how its tool runs it: neither changes what the tensors mean.
-_HARMLESS = frozenset(
+_HEEDED = frozenset(
     {
-        *("do_fuse", "fuse_max_seq_len", "modules_to_fuse", "backend", "exllama_config", "meta"),
-        *("desc_act", "lm_head", "damp_percent", "true_sequential", "static_groups", "sym"),
-        *("model_name_or_path", "offload_to_disk", "pack_impl"),
-    }
-)
-_READ = frozenset(
-    {
-        *("quant_method", "method", "bits", "w_bit", "group_size", "q_group_size", "zero_point"),
-        *("version", "format", "checkpoint_format", "modules_to_not_convert", "pack_dtype"),
+        *("bits", "w_bit", "group_size", "q_group_size", "zero_point", "pack_dtype"),
+        *("version", "format", "checkpoint_format", "modules_to_not_convert"),
+        *("desc_act", "sym"),  # of other methods: inputs are in order, and zeros are stored
     }
 )
 
@@ -81,7 +76,10 @@ def settings_of(facts: CheckpointFacts) -> AWQSettings:
         CheckpointError: something that is not known or not read.
     """
     config = facts.quantization_config
-    refuse_unknown(config, _READ | _HARMLESS, _METHOD)
+    if facts.quantization == AUTO_ROUND:
+        config, kept = plain_settings(config)
+        config["modules_to_not_convert"] = [*texts(config, "modules_to_not_convert"), *kept]
+    check_keys(config, _HEEDED, _METHOD)
     said = {key: value for key, value in config.items() if value is not None}
     for key in ("version", "format", "checkpoint_format"):
         version = str(said.get(key, VERSION)).lower()

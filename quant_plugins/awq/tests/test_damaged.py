@@ -68,7 +68,7 @@ DAMAGES: list[tuple[Change, str]] = [
     (_say(zero_point=False), "qzeros: holds zeros from"),
     (_say(modules_to_not_convert="lm_head"), "'lm_head'; allowed: a list of module names"),
     (_say(modules_to_not_convert=["mlp.gate_up_proj"]), "though modules_to_not_convert names"),
-    (_say(clip_ratio=0.9), "clip_ratio: 0.9, and awq checkpoints are not known to have it"),
+    (_say(super_bits=6), "super_bits: 6, and awq checkpoints are not known to have it"),
     (_say(quant_method="hqq"), "the checkpoint is quantized by hqq"),
     (
         lambda tensors, config: tensors["lm_head.weight"].fill_(torch.nan),

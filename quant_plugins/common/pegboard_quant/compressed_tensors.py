@@ -1,7 +1,7 @@
 """The config of `compressed-tensors` checkpoints, read as plain data. Torch-free.
 
 The tools' own classes refuse what older versions of themselves wrote. Here keys that change nothing
-are passed over, and those that are not known are refused, because they might.
+are passed over.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any, Literal
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.model import ParameterKind
+from pegboard_quant.keys import check_keys
 from pegboard_quant.names import is_any, rank
-from pegboard_quant.planning import flag, refuse_unknown, texts
+from pegboard_quant.planning import flag, texts
 
 METHODS = ("compressed-tensors", "sparseml")
 """What the method is called; the second is the older name."""
@@ -28,15 +29,14 @@ Kind = Literal["int", "float"]
 _METHOD = "compressed-tensors"
 _TOP = frozenset(
     {
-        *("quant_method", "config_groups", "ignore", "format", "kv_cache_scheme"),
-        *("quantization_status", "global_compression_ratio", "version", "sparsity_config"),
+        *("config_groups", "ignore", "format", "kv_cache_scheme", "sparsity_config"),
     }
 )
 _GROUP = frozenset({"targets", "weights", "input_activations", "output_activations", "format"})
 _ARGS = frozenset(
     {
         *("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "dynamic"),
-        *("actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype"),
+        "actorder",
     }
 )
 _STRATEGIES = ("tensor", "channel", "group", "block", "token", "tensor_group", "attn_head")
@@ -132,7 +132,7 @@ def parse(facts: CheckpointFacts) -> CompressedConfig:
         CheckpointError: it says what is not known, or what cannot be honoured.
     """
     config = facts.quantization_config
-    refuse_unknown(config, _TOP, _METHOD)
+    check_keys(config, _TOP, _METHOD)
     sparsity = config.get("sparsity_config") or {}
     if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
         raise CheckpointError(
@@ -151,7 +151,7 @@ def parse(facts: CheckpointFacts) -> CompressedConfig:
 def _group(name: str, groups: Mapping[str, Any], default_layout: str) -> Group:
     path = f"quantization_config.config_groups.{name}"
     group = _mapping(groups, name, "quantization_config.config_groups")
-    refuse_unknown(group, _GROUP, _METHOD)
+    check_keys(group, _GROUP, _METHOD)
     layout = str(group.get("format") or default_layout)
     if layout not in READABLE:
         raise CheckpointError(f"{path}.format", layout, allowed=", ".join(READABLE))
@@ -172,7 +172,7 @@ def _group(name: str, groups: Mapping[str, Any], default_layout: str) -> Group:
 def _args(holder: Mapping[str, Any], key: str, path: str) -> QuantizationArgs:
     args = _mapping(holder, key, path)
     path = f"{path}.{key}"
-    refuse_unknown(args, _ARGS, _METHOD)
+    check_keys(args, _ARGS, _METHOD)
     group_size = args.get("group_size")
     if group_size is not None and (
         type(group_size) is not int or (group_size < 1 and group_size != -1)

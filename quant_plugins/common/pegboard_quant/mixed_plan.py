@@ -16,6 +16,7 @@ from pegboard_quant.eight_bit_layers import (
     ElementCodes,
     eight_bit_layer,
 )
+from pegboard_quant.keys import undeclared_notes
 from pegboard_quant.options import CheckpointOptions
 from pegboard_quant.packed_layers import CODES as PACKED_CODES
 from pegboard_quant.packed_layers import LAYOUT as PACKED
@@ -95,10 +96,10 @@ def formats(facts: CheckpointFacts, options: CheckpointOptions | None) -> tuple[
 
 
 def notes(facts: CheckpointFacts, options: CheckpointOptions | None) -> tuple[str, ...]:
-    """What is done otherwise than the checkpoint says."""
+    """What is done otherwise than the checkpoint says, and settings that nobody knows."""
     config = config_of(facts)
     said = [note for kind in _ELEMENTS for note in _rules(config, kind).notes(options)]
-    return tuple(dict.fromkeys(said))
+    return (*dict.fromkeys(said), *undeclared_notes(facts))
 
 
 def _rules(config: CompressedConfig, kind: Kind) -> Rules:

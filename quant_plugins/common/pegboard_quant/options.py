@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard_quant.keys import undeclared_notes
 
 Activations = Literal["float", "int8"]
 """How inputs of weights in codes are taken: as they are, or quantized in groups of 32 of a token."""
@@ -24,11 +25,13 @@ class ActivationOptions(BaseModel):
 
 
 def activation_notes(facts: CheckpointFacts, options: ActivationOptions) -> tuple[str, ...]:
-    """What becomes of the inputs of weights in codes, where they do not stay as they are."""
+    """What becomes of the inputs of weights in codes, where they do not stay as they are; and settings
+    that nobody knows."""
+    unknown = undeclared_notes(facts)
     if options.activations == "float":
-        return ()
+        return tuple(unknown)
     said = "inputs of weights in codes are quantized to int8, in groups of 32 of a token"
-    return (f"{said}; activations: float keeps them as they are",)
+    return (f"{said}; activations: float keeps them as they are", *unknown)
 
 
 class RoundingOptions(ActivationOptions):

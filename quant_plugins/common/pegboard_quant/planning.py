@@ -241,15 +241,3 @@ def texts(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
             f"quantization_config.{key}", f"{value!r}", allowed="a list of module names"
         )
     return tuple(value)
-
-
-def refuse_unknown(config: Mapping[str, Any], known: frozenset[str], method: str) -> None:
-    """Raises CheckpointError where the config has a key whose meaning is not known: one that changes
-    how weights are read would make wrong ones."""
-    for key in sorted(config.keys() - known):
-        if config[key] not in (None, False, [], {}):
-            raise CheckpointError(
-                f"quantization_config.{key}",
-                f"{config[key]!r}, and {method} checkpoints are not known to have it",
-                fix="install a newer version, or quantize the model anew",
-            )

@@ -153,7 +153,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(config: dict[str, Any], line
         ({"actorder": ["group"]}, "actorder: ['group']; allowed"),
         ({"strategy": "rows"}, "strategy: 'rows'; allowed"),
         ({"dynamic": "local"}, "dynamic: 'local'"),
-        ({"zero_shift": 3}, "zero_shift: 3"),
+        ({"num_codebooks": 3}, "num_codebooks: 3"),
         ({"strategy": "block", "block_structure": "128"}, "block_structure: '128'; allowed"),
     ],
 )

@@ -10,6 +10,7 @@ from pegboard_fp8.rules import fp8_rules, modelopt_rules
 from pegboard_quant.compressed_tensors import METHODS, parse
 from pegboard_quant.eight_bit import Rules, compressed_rules
 from pegboard_quant.eight_bit_layers import FLOAT8, EightBitLayer, eight_bit_layer
+from pegboard_quant.keys import undeclared_notes
 from pegboard_quant.kv_scales import compressed_kv_scales, find_kv_scales
 from pegboard_quant.options import CheckpointOptions
 from pegboard_quant.planning import bytes_of, parameters_of, wrong_method
@@ -70,5 +71,5 @@ def kv_scales(facts: CheckpointFacts) -> tuple[StoredKVScales, ...]:
 
 
 def notes(facts: CheckpointFacts, options: CheckpointOptions | None) -> tuple[str, ...]:
-    """What is done otherwise than the checkpoint says."""
-    return rules_of(facts).notes(options)
+    """What is done otherwise than the checkpoint says, and settings that nobody knows."""
+    return (*rules_of(facts).notes(options), *undeclared_notes(facts))

@@ -10,20 +10,21 @@ from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.quantizer import WeightSpec
 from pegboard_quant.eight_bit import Inputs, Rule, Rules
+from pegboard_quant.keys import check_keys
 from pegboard_quant.names import contains_any, spellings
-from pegboard_quant.planning import refuse_unknown, texts
+from pegboard_quant.planning import texts
 
 _FP8_KEYS = frozenset(
     {
-        *("quant_method", "activation_scheme", "ignored_layers", "modules_to_not_convert"),
+        *("activation_scheme", "ignored_layers", "modules_to_not_convert"),
         *("weight_block_size", "fmt", "scale_fmt"),
         *("kv_cache_scheme", "kv_cache_quant_targets"),
     }
 )
 _MODELOPT_KEYS = frozenset(
     {
-        *("quant_method", "quant_algo", "kv_cache_quant_algo", "kv_cache_scheme"),
-        *("exclude_modules", "ignore", "producer", "config_groups"),
+        *("quant_algo", "kv_cache_quant_algo", "kv_cache_scheme"),
+        *("exclude_modules", "ignore", "config_groups"),
     }
 )
 
@@ -35,7 +36,7 @@ def fp8_rules(facts: CheckpointFacts) -> Rules:
         CheckpointError: the config says what is not known.
     """
     config = facts.quantization_config
-    refuse_unknown(config, _FP8_KEYS, "fp8")
+    check_keys(config, _FP8_KEYS, "fp8")
     _one_of(config, "fmt", (None, "e4m3"))
     _one_of(config, "scale_fmt", (None, "ue8m0", "float"))
     scheme = _one_of(config, "activation_scheme", ("dynamic", "static"))
@@ -55,7 +56,7 @@ def modelopt_rules(facts: CheckpointFacts) -> Rules:
         CheckpointError: the config says what is not known, or another algorithm.
     """
     config = facts.quantization_config
-    refuse_unknown(config, _MODELOPT_KEYS, "modelopt")
+    check_keys(config, _MODELOPT_KEYS, "modelopt")
     _one_of(config, "quant_algo", ("FP8",))
     _one_of(config, "kv_cache_quant_algo", (None, "FP8"))
     ignored = (*texts(config, "exclude_modules"), *texts(config, "ignore"))

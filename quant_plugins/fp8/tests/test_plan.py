@@ -171,7 +171,7 @@ def test_blocks_are_counted_up(shape: tuple[int, int], grid: tuple[int, int]) ->
         ("weight_block_size", [0, 128]),
         ("weight_block_size", "128x128"),
         ("ignored_layers", "lm_head"),
-        ("rotated", True),
+        ("hadamard_group_size", 32),
     ],
 )
 def test_what_is_not_known_of_a_config_is_refused_by_its_key(key: str, value: object) -> None:

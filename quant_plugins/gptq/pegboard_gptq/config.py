@@ -8,8 +8,11 @@ from typing import Any
 
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard_quant.auto_round import METHOD as AUTO_ROUND
+from pegboard_quant.auto_round import plain_settings
+from pegboard_quant.keys import check_keys
 from pegboard_quant.names import begins_with
-from pegboard_quant.planning import flag, refuse_unknown, whole
+from pegboard_quant.planning import flag, whole
 
 BITS = (2, 3, 4, 8)
 FORMATS = ("gptq", "gptq_v2")
@@ -20,21 +23,9 @@ _SYNONYMS = {
     "group_size": ("group_size", "q_group_size"),
     "checkpoint_format": ("checkpoint_format", "format", "version"),
 }
-# How the checkpoint was made, and how its tool runs it: neither changes what the tensors mean.
-_HARMLESS = frozenset(
+_HEEDED = frozenset(
     {
-        *("damp_percent", "damp_auto_increment", "true_sequential", "static_groups", "mse"),
-        *("act_group_aware", "hyb_act", "meta", "model_name_or_path", "model_file_base_name"),
-        *("dataset", "tokenizer", "batch_size", "model_seqlen", "max_input_length"),
-        *("pad_token_id", "block_name_to_quantize", "module_name_preceding_first_block"),
-        *("cache_block_outputs", "modules_in_block_to_quantize", "backend", "desc", "quantizer"),
-        *("use_exllama", "use_cuda_fp16", "exllama_config", "disable_exllama", "lm_head"),
-        *("offload_to_disk", "offload_to_disk_path", "pack_impl", "device", "autoround"),
-    }
-)
-_READ = frozenset(
-    {
-        *("quant_method", "method", "desc_act", "sym", "zero_point", "dynamic", "pack_dtype"),
+        *("desc_act", "sym", "zero_point", "dynamic", "pack_dtype"),
         *("is_marlin_format", *(name for names in _SYNONYMS.values() for name in names)),
     }
 )
@@ -69,11 +60,15 @@ def settings_of(module: str, facts: CheckpointFacts) -> GPTQSettings | None:
         CheckpointError: something that is not known or not read.
     """
     config = facts.quantization_config
-    refuse_unknown(config, _READ | _HARMLESS, _METHOD)
+    if facts.quantization == AUTO_ROUND:
+        config, kept = plain_settings(config)
+        if module in kept:
+            return None
+    check_keys(config, _HEEDED, _METHOD)
     own = _override(config, module)
     if own is None:
         return None
-    refuse_unknown(own, _READ | _HARMLESS, _METHOD)
+    check_keys(own, _HEEDED, _METHOD)
     said = {**_named(config), **_named(own)}
     bits, group_size = whole(said, "bits"), whole(said, "group_size", -1)
     if bits not in BITS:

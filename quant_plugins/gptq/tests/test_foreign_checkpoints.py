@@ -48,6 +48,31 @@ def test_logits_are_those_of_the_tool(folder: Path) -> None:
     assert largest_logprob_error(config, *tools_logits(folder)) <= TOLERANCE[folder.name]
 
 
+@pytest.mark.parametrize("method", ["gptq", "auto-round"])
+def test_auto_round_says_more_and_means_the_same(root: Path, tmp_path: Path, method: str) -> None:
+    """It writes how it rounded beside what the tensors are, under either name."""
+    folder = root / "tests" / "data" / "quant" / "gptq-4b-g32-sym"
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": method,
+        "packing_format": "auto_round:auto_gptq" if method == "auto-round" else None,
+        "bits": 4,
+        "group_size": 32,
+        "sym": True,
+        "data_type": "int" if method == "auto-round" else None,
+        "autoround_version": "0.8.0",
+        "iters": 200,
+        "lr": 0.005,
+        "low_gpu_mem_usage": True,
+        "block_name_to_quantize": "model.layers",
+        "extra_config": {"lm_head": {"bits": 16}} if method == "auto-round" else None,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    small = {"model": str(tmp_path), "dtype": "float32", "kv_cache": {"memory": "16MiB"}}
+    assert largest_logprob_error(small, *tools_logits(folder)) <= TOLERANCE[folder.name]
+
+
 def test_settings_in_a_file_of_their_own_are_found(root: Path, tmp_path: Path) -> None:
     """Older tools wrote `quantize_config.json` and left the model's config as it was."""
     folder = root / "tests" / "data" / "quant" / "gptq-4b-g32-desc-act"

@@ -7,6 +7,7 @@ from pegboard.interfaces.quantizer import StoredParameter, WeightSpec
 from pegboard_quant.compressed_tensors import METHODS, parse
 from pegboard_quant.eight_bit import Rules, compressed_rules
 from pegboard_quant.eight_bit_layers import INT8, EightBitLayer, eight_bit_layer
+from pegboard_quant.keys import undeclared_notes
 from pegboard_quant.options import CheckpointOptions
 from pegboard_quant.planning import bytes_of, parameters_of, wrong_method
 
@@ -53,5 +54,5 @@ def formats(facts: CheckpointFacts, options: CheckpointOptions | None) -> tuple[
 
 
 def notes(facts: CheckpointFacts, options: CheckpointOptions | None) -> tuple[str, ...]:
-    """What is done otherwise than the checkpoint says."""
-    return rules_of(facts).notes(options)
+    """What is done otherwise than the checkpoint says, and settings that nobody knows."""
+    return (*rules_of(facts).notes(options), *undeclared_notes(facts))
