@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from pegboard.config import Config
@@ -19,8 +19,24 @@ def reads(entry: Provides, facts: CheckpointFacts) -> list[str]:
     layout = layout_of(facts)
     if method in entry.methods or layout in entry.methods:
         return []
-    stored = "is not quantized" if method == "none" else f"is quantized by {layout}"
-    return [f"reads {', '.join(entry.methods)}, and the checkpoint {stored}"]
+    return [f"reads {_named(entry.methods, method)}, and the checkpoint {_stored(facts)}"]
+
+
+def unread(methods: Collection[str], facts: CheckpointFacts) -> str:
+    """What is said of a checkpoint that no quantizer reads; `methods` are those of all."""
+    allowed = _named(sorted(methods), facts.quantization or "none")
+    return f"the checkpoint {_stored(facts)}, which nothing installed reads; allowed: {allowed}"
+
+
+def _stored(facts: CheckpointFacts) -> str:
+    method = facts.quantization or "none"
+    return "is not quantized" if method == "none" else f"is quantized by {layout_of(facts)}"
+
+
+def _named(methods: Sequence[str], stored: str) -> str:
+    """Methods in a few words: their layouts only where the checkpoint's is one of them."""
+    names = (m if m.startswith(f"{stored}/") else m.partition("/")[0] for m in methods)
+    return ", ".join(dict.fromkeys(names))
 
 
 def layout_of(facts: CheckpointFacts) -> str:

@@ -31,6 +31,8 @@ class Wanted:
         options: its options.
         options_path: their path in the config.
         known_as: where the name is open, what would be installed for it, best first.
+        unread: where the name is open, what is said when nothing passes the interface's own check, in
+            place of each one's reasons.
     """
 
     interface: str
@@ -39,6 +41,7 @@ class Wanted:
     options: Mapping[str, object] = field(default_factory=dict)
     options_path: str = ""
     known_as: tuple[str, ...] = ()
+    unread: str = ""
 
 
 @dataclass
@@ -141,10 +144,12 @@ class Chooser:
             else:
                 fitting.append(offer)
         if not fitting:
+            message = "nothing installed fits" + (f": {'; '.join(against)}" if against else "")
+            if all(check(offer.entry) for offer in self.catalog.offers(wanted.interface)):
+                message = wanted.unread or message
             self.refuse(
                 "nothing_fits",
-                f"{wanted.key}: nothing installed fits"
-                + (f": {'; '.join(against)}" if against else ""),
+                f"{wanted.key}: {message}",
                 fix=self._left_out(wanted, check) or _install(wanted),
             )
             return None

@@ -15,7 +15,7 @@ from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.device import DeviceFacts
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.model import ModelShape
-from pegboard.plugins.checks import attends, check_parts, layout_of, numerics_of, reads
+from pegboard.plugins.checks import attends, check_parts, layout_of, numerics_of, reads, unread
 from pegboard.plugins.choice import INACTIVE, Chooser, Wanted
 from pegboard.plugins.composition import Composition, Decision, Part, Refusal
 from pegboard.plugins.discovery import Catalog
@@ -269,6 +269,8 @@ def _choose_parts(config: Config, inspected: Inspected, chooser: Chooser) -> dic
     policy = config.drafter.policy
     quantizer = _wanted("quantizer", "quantizer", config.quantizer)
     quantizer.known_as = (layout_of(facts), facts.quantization or "none")
+    methods = {m for one in chooser.catalog.offers("quantizer") for m in one.entry.methods}
+    quantizer.unread = unread(methods - {"none"}, facts)
     found = {
         "checkpoint_source": inspected.source,
         "model": inspected.model,
