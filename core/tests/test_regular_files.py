@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.config import load_config
+from pegboard.config import ServerConfig, load_config
 from pegboard.errors import ConfigError, ManifestInvalid
 from pegboard.plugins.discovery import discover
 from pegboard.regular_files import MAX_SETTINGS_BYTES, UnfitFile, read_bytes, read_text
+from pegboard.server.keys import read_keys
 
 
 def _socket(path: Path) -> None:
@@ -61,5 +62,7 @@ def test_a_config_and_a_plugin_of_one_file_have_a_limit(tmp_path: Path) -> None:
         opened.truncate(MAX_SETTINGS_BYTES + 1)
     with pytest.raises(ConfigError, match="larger than 1 MiB"):
         load_config(file)
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        read_keys(ServerConfig(api_keys=[f"file:{file}"]), {})
     with pytest.raises((ConfigError, ManifestInvalid), match="larger than 1 MiB"):
         discover(load=[str(file)])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pegboard.config import ServerConfig
 from pegboard.errors import ConfigError
+from pegboard.regular_files import MAX_SETTINGS_BYTES, read_text
 
 API_VARIABLE = "PEGBOARD_API_KEY"
 ADMIN_VARIABLE = "PEGBOARD_ADMIN_KEY"
@@ -78,7 +78,7 @@ def _expand(setting: str, entry: str) -> Sequence[str]:
         return [entry]
     path = entry.removeprefix(FILE)
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_text(path, limit=MAX_SETTINGS_BYTES).splitlines()
     except (OSError, ValueError) as error:
         raise ConfigError(setting, f"{path} cannot be read ({error})") from None
     keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]

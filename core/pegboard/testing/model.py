@@ -81,6 +81,22 @@ def of_family(
     return ModelUnderTest(describe, build, config, tensors, forward)
 
 
+class _Recorded(dict[str, Any]):
+    """A config that remembers which of its keys were read, as the host's does."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+
 class Running:
     """A built model and its rows."""
 
@@ -146,6 +162,12 @@ class ModelContract:
         argv.append(json.dumps(dict(make.config)))
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr or "torch was imported"
+
+    def test_the_config_is_read_itself_and_not_a_copy(self, make: ModelUnderTest) -> None:
+        """Or the host takes all of its keys for unread, and refuses them."""
+        config = _Recorded(make.config)
+        make.describe(config)
+        assert {"vocab_size", "num_hidden_layers"} & config.read, "describe reads a copy"
 
     def test_a_foreign_architecture_is_an_error(self, make: ModelUnderTest) -> None:
         with pytest.raises(CheckpointError, match="architectures"):
