@@ -25,6 +25,8 @@ MakeScheduler = Callable[[SchedulerContext], Scheduler]
 
 BLOCK_SIZE = 4
 MAX_CALLS = 10_000
+MAX_IDLE_STEPS = 100
+"""In a row, that compute nothing although there is work: after them the scheduler counts as stuck."""
 
 
 @dataclass(slots=True)
@@ -136,13 +138,21 @@ class Simulation:
         self.waiting = [seq for seq in self.waiting if seq.seq_id != seq_id]
 
     def finish(self, scheduler: Scheduler, max_steps: int) -> None:
-        """Steps until nothing is left."""
+        """Steps until nothing is left.
+
+        Raises:
+            AssertionError: something is left after so many steps, or nothing more happens.
+        """
+        num_idle = 0
         for _ in range(max_steps):
-            if not (self.running or self.waiting):
+            if not (self.running or self.waiting) or num_idle == MAX_IDLE_STEPS:
                 break
-            self.step(scheduler)
+            num_idle = 0 if self.step(scheduler) else num_idle + 1
         left = [seq.seq_id for seq in self.running + self.waiting]
-        assert not left, f"sequences {left} did not finish in {max_steps} steps"
+        assert not left, (
+            f"sequences {left} did not finish in {len(self.plans)} steps, the last {num_idle} of which"
+            " computed nothing"
+        )
 
 
 class Builder(StepBuilder):
