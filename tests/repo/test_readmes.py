@@ -75,12 +75,19 @@ def test_the_first_example_asks_for_a_capital() -> None:
     assert "capital of France" in source
 
 
-def test_shell_examples_run() -> None:
+@pytest.mark.parametrize(
+    "load",
+    [["--num-prompts", "3"], pytest.param([], marks=pytest.mark.slow)],
+    ids=["three prompts", "as it stands"],
+)
+def test_shell_examples_run(load: list[str]) -> None:
+    """The benchmark's load too, or a lighter one: of an option that is given twice, the last counts."""
     shown = commands(ROOT / "README.md", "pegboard")
     assert len(shown) == 5
     outputs = []
     for command in shown:
-        outputs.append(run(shlex.split(command)))
+        more = load if command.startswith("pegboard bench") else []
+        outputs.append(run([*shlex.split(command), *more]))
         if "--html" in command:
             page = ROOT / "out.html"
             assert "<svg" in page.read_text()
