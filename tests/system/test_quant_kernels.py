@@ -21,7 +21,10 @@ from pegboard_cpu.library import instruction_set
 
 EXACT = ("uint4:grouped", "int8:grouped", "int8:dynamic", "int8:static")
 SUMMED = ("uint4", "int8", "float8", "float8:dynamic", "float8:static")
-SHAPES = ((517, 40), (33, 1000), (1, 1), (70, 193), (130, 7))
+SHAPES = (
+    *((517, 40), (33, 1000), (1, 1)),
+    *(pytest.param(shape, marks=pytest.mark.slow) for shape in ((70, 193), (130, 7))),
+)
 """[out_features, in_features], most of them odd."""
 
 SIZES = (8, 16, 24, 32, 64, 96, 128, None)

@@ -59,8 +59,8 @@ def bits(rows: PagedRows, *chunks: Chunk) -> torch.Tensor:
 
 
 @cache
-def whole_prompt(kind: Kind, row: int = 0) -> torch.Tensor:
-    return bits(paged(kind), Chunk(row, LENGTH))
+def whole_prompt(kind: Kind, row: int = 0, length: int = LENGTH) -> torch.Tensor:
+    return bits(paged(kind), Chunk(row, length))
 
 
 def in_chunks(rows: PagedRows, sizes: Sequence[int]) -> torch.Tensor:
@@ -80,8 +80,8 @@ def test_chunks_on_threads_have_the_bits_of_the_whole_prompt(
 @pytest.mark.parametrize("name", KINDS)
 def test_threads_that_share_a_rows_tiles_give_the_same_bits(name: str, num_threads: int) -> None:
     long = LENGTH + 109
-    plain = bits(paged(KINDS[name]), Chunk(0, long))
     rows = paged(KINDS[name], num_threads=num_threads)
+    plain = whole_prompt(KINDS[name], length=long)
     assert torch.equal(in_chunks(rows, (long - 2, 1, 1)), plain)
 
 
