@@ -80,16 +80,17 @@ def test_the_first_example_asks_for_a_capital() -> None:
     [["--num-prompts", "3"], pytest.param([], marks=pytest.mark.slow)],
     ids=["three prompts", "as it stands"],
 )
-def test_shell_examples_run(load: list[str]) -> None:
+def test_shell_examples_run(load: list[str], tmp_path: Path) -> None:
     """The benchmark's load too, or a lighter one: of an option that is given twice, the last counts."""
     shown = commands(ROOT / "README.md", "pegboard")
     assert len(shown) == 5
     outputs = []
     for command in shown:
         more = load if command.startswith("pegboard bench") else []
-        outputs.append(run([*shlex.split(command), *more]))
+        page = tmp_path / "out.html"
+        elsewhere = command.replace("out.html", str(page))
+        outputs.append(run([*shlex.split(elsewhere), *more]))
         if "--html" in command:
-            page = ROOT / "out.html"
             assert "<svg" in page.read_text()
             page.unlink()
     assert "Paris" in outputs[0]

@@ -334,8 +334,11 @@ def test_a_damaged_gguf_file_is_refused(
     assert said in line
 
 
-def test_a_truncated_gguf_file_is_not_served(refuse: Refuse, gguf_file: Path) -> None:
-    damage, said = DAMAGED_GGUF["truncated weights"]
+@pytest.mark.parametrize(
+    "kind", ["truncated weights", pytest.param("truncated header", marks=pytest.mark.slow)]
+)
+def test_a_truncated_gguf_file_is_not_served(refuse: Refuse, gguf_file: Path, kind: str) -> None:
+    damage, said = DAMAGED_GGUF[kind]
     damage(gguf_file)
     (line,) = refuse("serve", gguf_file)
     assert str(gguf_file) in line
