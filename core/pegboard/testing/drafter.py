@@ -169,6 +169,23 @@ class DrafterContract:
         phrase = [chance.randrange(self.vocab_size) for _ in range(5)]
         return (phrase * (length // 5 + 1))[:length]
 
+    def test_taps_are_layers(self, make: MakeDrafter) -> None:
+        taps = self.start(make).drafter.taps
+        assert all(type(tap) is int and tap >= -1 for tap in taps), f"taps: {taps!r}"
+
+    def test_rows_are_taken_back_while_their_sequences_run(self, make: MakeDrafter) -> None:
+        """As the runner does once a drafter that erred is tried again."""
+        rows, text = self.start(make), self.text(60)
+        for row in (0, 4):
+            rows.admit(row, text[:20])
+        new = text[20:22]
+        rows.step({0: 20, 4: 7}, {0: new}, {0: 4})
+        for row in (0, 4):
+            rows.release(row, num_dropped=row)
+        rows.admit(4, text[:25])
+        rows.step({4: 25}, {4: text[25:26]}, {4: 4})
+        rows.step({4: 1}, {4: text[26:27]}, {4: 4})
+
     def test_nodes_can_be_used(self, make: MakeDrafter) -> None:
         rows = self.start(make)
         text = self.text(60)

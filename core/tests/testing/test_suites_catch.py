@@ -268,6 +268,32 @@ def test_broken_drafters(kind: type[GuessingDrafter]) -> None:
         suite.test_no_more_than_asked_for(make)
 
 
+class ClingingDrafter(GuessingDrafter):
+    """Takes no row again that it has had."""
+
+    def release(self, row: int, num_tokens: int) -> None:
+        pass
+
+    def admit(self, admission: RowAdmission) -> None:
+        assert admission.row not in self._coming
+        super().admit(admission)
+
+
+def test_a_drafter_that_does_not_give_rows_back() -> None:
+    suite = DrafterContract()
+    suite.test_rows_are_taken_back_while_their_sequences_run(lambda _: GuessingDrafter({}, 1.0))
+    with pytest.raises(AssertionError):
+        suite.test_rows_are_taken_back_while_their_sequences_run(lambda _: ClingingDrafter({}, 1.0))
+
+
+@pytest.mark.parametrize("taps", [(-2,), ("last",), (1.0,)], ids=repr)
+def test_a_drafter_with_taps_that_are_no_layers(taps: Any) -> None:
+    drafter = GuessingDrafter({}, 1.0)
+    drafter.taps = taps
+    with pytest.raises(AssertionError, match="taps"):
+        DrafterContract().test_taps_are_layers(lambda _: drafter)
+
+
 def test_a_drafter_that_mixes_up_rows() -> None:
     suite = DrafterContract()
     first, second = (suite.text(40, seed=seed) for seed in (1, 2))
