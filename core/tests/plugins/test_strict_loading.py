@@ -273,3 +273,18 @@ def test_an_object_that_is_no_scheduler(install: Install, named: Named) -> None:
     error = refusal(errors.InterfaceNotSatisfied, named(), package)
     assert "is an object of object without plan" in str(error)
     assert "pegboard.interfaces.scheduler.Scheduler" in error.allowed
+
+
+def test_a_plugin_that_does_not_come_back_is_named_in_the_log(
+    install: Install,
+    named: Named,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("pegboard.plugins.guard.SLOW_S", 0.05)
+    slow = "import time; time.sleep(0.5)\nfrom pegboard.builtin.fcfs import FCFS\n"
+    package = install("sleepy", code=slow + HOOK.replace("{body}", "return {'{provides}': FCFS}"))
+    build_engine(prepare(named())).close()
+    (told,) = [record.getMessage() for record in caplog.records if "sleepy" in record.getMessage()]
+    assert told.startswith("plugin 'sleepy' (pegboard-sleepy 1.2.3, ") and "import" in told
+    assert str(package) in told
