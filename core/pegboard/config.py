@@ -227,6 +227,7 @@ class ServerConfig(Section):
         max_connections: most connections at a time; the one idle longest gives way to a new one. auto:
             what the system's limit of open files leaves, at most 4096.
         served_model_name: the model's name, or several; auto, also among others, is `model`.
+        log_requests: a log line for each request that was answered or refused.
     """
 
     host: Host = "127.0.0.1"
@@ -237,6 +238,7 @@ class ServerConfig(Section):
     keep_alive_s: KeepAlive = 75  # longer than common load balancers, so that they close first
     max_connections: AutoCount = "auto"
     served_model_name: ServedNames = "auto"
+    log_requests: StrictBool = True
     limits: LimitsConfig = LimitsConfig()
 
 

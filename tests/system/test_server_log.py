@@ -1,4 +1,5 @@
-"""The line that the log gets every ten seconds under load, held against what the clients count."""
+"""What the log says of requests: a line for each, and under load one every ten seconds, held against what
+the clients count."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ import asyncio
 import json
 import random
 import re
+import socket
 import time
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -65,6 +68,64 @@ class Clients:
                 if line.startswith("data: "):
                     choice = json.loads(line.removeprefix("data: "))["choices"][0]
                     self.num_tokens += len(choice["token_ids"])
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("small"), num_hidden_layers=1)
+
+
+MANY: Any = {"prompt": [[5, 6], [5, 6, 7]], "n": 64, "max_tokens": 3, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def logging_server(serve: Any, small: Path) -> Any:
+    return serve(small)
+
+
+def lines_of(served: Any, **body: Any) -> list[str]:
+    """What the log has gained once a request has been answered."""
+    before = served.log
+    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+    # The next request's answer is written after the first one's line.
+    httpx.get(f"{served.url}/live")
+    log: str = served.log
+    return [f"status={answer.status_code}", *log.removeprefix(before).splitlines()]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_is_a_line_however_many_sequences_it_has(
+    logging_server: Any, stream: bool
+) -> None:
+    _, line = lines_of(logging_server, stream=stream, **MANY)
+    for part in (
+        "request status=200 path='/v1/completions' id=cmpl-",
+        "prompts=2 sequences=128 reasons=length:128 prompt_tokens=5",
+        "output_tokens=384 ttft_s=",
+    ):
+        assert part in line
+
+
+def test_a_refusal_is_a_line(logging_server: Any) -> None:
+    status, line = lines_of(logging_server, prompt=[5], temprature=1)
+    assert status == "status=400"
+    assert "refused status=400" in line and "temprature" in line
+
+
+def test_what_is_no_http_is_a_line(logging_server: Any) -> None:
+    before, where = logging_server.log, httpx.URL(logging_server.url)
+    with socket.create_connection((where.host, where.port or 80), 20) as connection:
+        connection.sendall(b"\x16\x03\x01 what?\r\n\r\n")
+        while connection.recv(2**16):
+            pass
+    (line,) = logging_server.log.removeprefix(before).splitlines()
+    assert "refused status=400 path=- client=127.0.0.1:" in line and line.isprintable()
+
+
+def test_a_request_without_log_has_no_line(serve: Any, small: Path) -> None:
+    served = serve(small, "--disable-log-requests")
+    assert lines_of(served, **MANY) == ["status=200"]
+    assert lines_of(served, prompt=[5], temprature=1) == ["status=400"]
 
 
 @pytest.mark.timing

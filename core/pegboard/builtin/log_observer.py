@@ -44,13 +44,15 @@ class _Period:
 class LogObserver(Observer):
     """Writes `key=value` lines to the logger `pegboard.engine`; never a prompt or an answer.
 
-    Arrivals are logged at level DEBUG, ends, summaries, resets of the prefix cache and returns of
-    plugins that were cut off at INFO, errors at ERROR.
+    Arrivals of requests and ends of sequences are logged at level DEBUG (a server has a line of its own
+    for each request), summaries, resets of the prefix cache and returns of plugins that were cut off at
+    INFO, errors at ERROR, those of a request's sequences that are the same once.
     """
 
     def __init__(self, context: ObserverContext) -> None:
         self._caches_prefixes = context.caches_prefixes
         self._period: _Period | None = None
+        self._last_error: ErrorHappened | None = None
         for entry, num_bytes in context.ledger.items():
             logger.info("memory entry=%r bytes=%d", entry, num_bytes)
 
@@ -75,7 +77,8 @@ class LogObserver(Observer):
                 )
             case SequenceFinished():
                 _log_end(event)
-            case ErrorHappened():
+            case ErrorHappened() if event.request_id is None or event != self._last_error:
+                self._last_error = event
                 logger.error(
                     "error kind=%s id=%s message=%r", event.kind, event.request_id, event.message
                 )
@@ -114,7 +117,7 @@ class LogObserver(Observer):
 
 def _log_end(event: SequenceFinished) -> None:
     first = "-" if event.first_token is None else f"{event.first_token - event.arrival:.3f}"
-    logger.info(
+    logger.debug(
         "finished id=%s index=%d reason=%s prompt_tokens=%d cached_tokens=%d output_tokens=%d"
         " preemptions=%d ttft_s=%s e2e_s=%.3f",
         event.request_id,

@@ -110,6 +110,14 @@ def _on_or_none(value: bool, flag: str) -> str:
     return "on" if value else "none"
 
 
+def _as_it_is(value: bool, flag: str) -> bool:
+    return value
+
+
+def _not(value: bool, flag: str) -> bool:
+    return not value
+
+
 def _dtype(value: str, flag: str) -> str:
     return {"half": "float16", "float": "float32"}.get(value, value)
 
@@ -231,6 +239,14 @@ FLAGS: tuple[Flag, ...] = (
         _one_or_more,
         list[str],
     ),
+    Flag(
+        "--enable-log-requests/--no-enable-log-requests",
+        "server.log_requests",
+        "A log line for each request.",
+        _as_it_is,
+        bool,
+    ),
+    Flag("--disable-log-requests", "server.log_requests", "No line for each request.", _not, bool),
 )
 """The flags that tutorials use, and the keys that they set."""
 
@@ -268,7 +284,6 @@ REFUSED_FLAGS: tuple[RefusedFlag, ...] = (
     RefusedFlag("--ssl-keyfile", "the server speaks plain HTTP", "a proxy in front of it"),
     RefusedFlag("--ssl-certfile", "the server speaks plain HTTP", "a proxy in front of it"),
     RefusedFlag("--shutdown-timeout", "open answers have 30 s, until a second signal"),
-    RefusedFlag("--disable-log-requests", "requests are not logged one by one", type=bool),
     RefusedFlag("--disable-log-stats", "an idle server logs none", type=bool),
 )
 """Flags of the same tutorials that would be without effect here."""

@@ -89,11 +89,16 @@ def read_config(given: Mapping[str, Any], flags: Sequence[Flag] = FLAGS) -> Conf
         if given.get(refused.parameter):
             raise ConfigError(refused.name, refused.why, fix=refused.fix)
     values: dict[str, Any] = {} if given["model"] is None else {"model": given["model"]}
+    set_by: dict[str, tuple[str, Any]] = {}
     for flag in flags:
         value = given[flag.parameter]
         if value not in (None, []):
             name = flag.name.partition("/")[0]
-            values = overlay(values, nested(flag.key, flag.read(value, name)))
+            read = flag.read(value, name)
+            other, earlier = set_by.setdefault(flag.key, (name, read))
+            if read != earlier:
+                raise ConfigError(name, f"contradicts {other}", fix="leave out one of the two")
+            values = overlay(values, nested(flag.key, read))
     return load_config(given["config"], values, given["set"] or ())
 
 

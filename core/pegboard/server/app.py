@@ -28,9 +28,10 @@ from pegboard.server.engine_client import EngineClient
 from pegboard.server.failures import RETRY_AFTER, ApiError, install_handlers
 from pegboard.server.json_body import BodyReader, JsonRoute
 from pegboard.server.keys import Keys
-from pegboard.server.middleware import CountRequests, HttpMetrics, LimitBody
+from pegboard.server.middleware import HttpMetrics, LimitBody, WatchRequests
 from pegboard.server.protocol import ChatBody, CompletionBody
 from pegboard.server.replies import Chunk, ModelCard, ModelList, Usage
+from pegboard.server.request_log import RequestLog
 from pegboard.server.served_model import ServedModel, TokenTexts
 from pegboard.server.sites import RefuseOtherSites
 from pegboard.server.stream import ClientGone, EventStream, while_connected
@@ -62,6 +63,7 @@ class Service:
         keys: who may come in.
         max_num_seqs: most sequences that the engine runs at once.
         on_loopback: whether it listens on a loopback address.
+        log: tells of requests; None: nobody does.
         draining: no new requests are taken, open ones may finish.
     """
 
@@ -71,6 +73,7 @@ class Service:
     engine: EngineClient
     max_num_seqs: int
     on_loopback: bool = False
+    log: RequestLog | None = None
     draining: bool = False
     texts: TokenTexts = field(init=False)
     _num_preparing: int = 0
@@ -116,7 +119,7 @@ class Service:
 
     async def answer(self, http: Request, call: Call, reply: Reply) -> Response:
         """Runs a call, and answers with all of it."""
-        submission = self._submit(call)
+        submission = self._submit(http, call)
         try:
             answers, usage = await while_connected(http, gather(call, submission))
         finally:
@@ -134,7 +137,7 @@ class Service:
     async def stream(self, http: Request, call: Call, chunks: Chunks) -> Response:
         """Runs a call, and answers as it goes. A call that fails before its first token still gets
         a status of its own."""
-        submission = self._submit(call)
+        submission = self._submit(http, call)
         try:
             await while_connected(http, submission.first())
         except BaseException:
@@ -142,11 +145,13 @@ class Service:
             raise
         return EventStream(chunks(call, submission, self.texts), submission)
 
-    def _submit(self, call: Call) -> Submission:
+    def _submit(self, http: Request, call: Call) -> Submission:
         # The state may have changed while the prompts were tokenized.
         self.check_ready()
         self._check_queue(call.requests)
-        return self.engine.submit(call.requests)
+        submission = self.engine.submit(call.requests)
+        http.state.submission = submission
+        return submission
 
     def _check_queue(self, requests: Sequence[EngineRequest]) -> None:
         """Raises ApiError 503 when others wait, and requests cannot wait beside them; RequestError when
@@ -198,7 +203,7 @@ def create_app(service: Service) -> FastAPI:
     if not service.keys.api:
         hosts = service.config.allowed_hosts
         app.add_middleware(RefuseOtherSites, on_loopback=service.on_loopback, allowed_hosts=hosts)
-    app.add_middleware(CountRequests, metrics=HttpMetrics(registry))
+    app.add_middleware(WatchRequests, metrics=HttpMetrics(registry), log=service.log)
     return app
 
 

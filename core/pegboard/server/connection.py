@@ -12,6 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pegboard.server.failures import RETRY_AFTER, ApiError, shown
 from pegboard.server.places import Places
+from pegboard.server.request_log import RequestLog
 from pegboard.server.strict_http import StrictHttp
 
 MAX_LATE_BYTES = 64 * 1024
@@ -28,6 +29,7 @@ class BoundedConnection(H11Protocol):
 
     Args:
         places: of all connections; None: as many as come.
+        log: tells of what is no HTTP; None: nobody does.
 
     Attributes:
         head_s: from a connection's opening, or a head's first byte, to the head's end.
@@ -37,10 +39,17 @@ class BoundedConnection(H11Protocol):
     head_s: ClassVar[float] = 10.0
     body_s: ClassVar[float] = 60.0
 
-    def __init__(self, *args: Any, places: Places | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        places: Places | None = None,
+        log: RequestLog | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.conn: StrictHttp = StrictHttp(self.config.h11_max_incomplete_event_size)
         self._places = places
+        self._log = log
         self._awaited: type[h11.IDLE] | type[h11.SEND_BODY] | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -95,7 +104,10 @@ class BoundedConnection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return self.transport.close()
         complaint = shown(self.conn.complaint or msg)
-        self._refuse(ApiError(400, f"the request is no valid HTTP: {complaint}"))
+        error = ApiError(400, f"the request is no valid HTTP: {complaint}")
+        if self._log is not None:
+            self._log.refused(error.status, self.client, str(error))
+        self._refuse(error)
 
     def _refuse(self, error: ApiError) -> None:
         body = msgspec.json.encode(error.body())

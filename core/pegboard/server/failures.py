@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from pegboard.errors import EngineDied, EngineError, RequestError, UserError
 
@@ -70,12 +71,24 @@ class ApiError(Exception):
         return ErrorBody(ErrorDetail(str(self), kind, self.param, self.code))
 
     def response(self) -> Response:
-        return Response(
-            msgspec.json.encode(self.body()),
-            status_code=self.status,
-            headers=self.headers,
+        return _ErrorResponse(self)
+
+
+class _ErrorResponse(Response):
+    """An error as an answer; its message becomes the request's `state.refusal`, for the log."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(
+            msgspec.json.encode(error.body()),
+            status_code=error.status,
+            headers=error.headers,
             media_type="application/json",
         )
+        self._message = str(error)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["refusal"] = self._message
+        await super().__call__(scope, receive, send)
 
 
 _TYPES = {

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pegboard.server.failures import RETRY_AFTER, ApiError
+from pegboard.server.request_log import RequestLog
 
 
 class LimitBody:
@@ -73,20 +74,22 @@ class HttpMetrics:
         )
 
 
-class CountRequests:
-    """Counts requests; one whose client went before its status counts as 499."""
+class WatchRequests:
+    """Counts requests, and has the log tell of them; one whose client went before its status has 499."""
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics, log: RequestLog | None) -> None:
         self._app = app
         self._metrics = metrics
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        scope.setdefault("state", {})  # one for all that see the request
         status = 499
         started = time.perf_counter()
 
-        async def send_counted(message: Message) -> None:
+        async def send_watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -94,9 +97,15 @@ class CountRequests:
 
         try:
             with self._metrics.open.track_inprogress():
-                await self._app(scope, receive, send_counted)
+                await self._app(scope, receive, send_watched)
+        except Exception:
+            status = 500 if status == 499 else status  # it is answered further out
+            raise
         finally:
+            seconds = time.perf_counter() - started
             # The path as clients wrote it would make a series each.
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(status)).inc()
-            self._metrics.seconds.labels(route).observe(time.perf_counter() - started)
+            self._metrics.seconds.labels(route).observe(seconds)
+            if self._log is not None:
+                self._log.ended(scope, status, seconds)

@@ -25,7 +25,7 @@ class Places:
         self._taken: set[Guest] = set()
         self._idle: dict[Guest, None] = {}  # those idle longest come first
         self._log = SparseLog(
-            "connections closed or refused, since there are as many as may be",
+            "connections were closed or refused, since there are as many as may be",
             max_lines=1,
             period_s=PERIOD_S,
         )

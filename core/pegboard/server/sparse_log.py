@@ -13,12 +13,12 @@ class SparseLog:
     """Lines of one kind: the first of each period are written, the others counted and told at its end.
 
     Args:
-        what: the events, as that line calls them.
+        what: the events, as that line calls them: "12 more WHAT within 10 s".
         max_lines: written in a period.
         period_s: begins with an event.
     """
 
-    def __init__(self, what: str, *, max_lines: int, period_s: float) -> None:
+    def __init__(self, what: str, max_lines: int, period_s: float) -> None:
         self._what = what
         self._max_lines = max_lines
         self._period_s = period_s

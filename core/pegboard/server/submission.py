@@ -3,13 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from pegboard.errors import EngineError, PegboardError
 from pegboard.request import Request, SequenceDelta, TokenLogprob
 
 MAX_WAITING = 2**20
 """Bytes, about, that may wait for a slow reader before its requests are given up."""
+
+
+@dataclass
+class Progress:
+    """What a submission's sequences have brought so far.
+
+    Attributes:
+        first_token_s: seconds from the submission to the first token of any.
+        reasons: why each that has ended did.
+    """
+
+    first_token_s: float | None = None
+    reasons: list[str] = field(default_factory=list)
+    _began: float = field(default_factory=time.perf_counter)
+    _num_cached: dict[str, int] = field(default_factory=dict)
+    _num_output: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompts, each counted once."""
+        return sum(self._num_cached.values())
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(self._num_output.values())
+
+    def add(self, delta: SequenceDelta) -> None:
+        if self.first_token_s is None and delta.num_output_tokens:
+            self.first_token_s = time.perf_counter() - self._began
+        if delta.index == 0:
+            self._num_cached[delta.request_id] = delta.num_cached_tokens
+        self._num_output[delta.request_id, delta.index] = delta.num_output_tokens
+        if delta.finish_reason is not None:
+            self.reasons.append(delta.finish_reason)
 
 
 class Submission:
@@ -22,12 +58,16 @@ class Submission:
     Args:
         requests: what was submitted together.
         on_close: called once by `close`, with the ids of the requests that had not finished.
+
+    Attributes:
+        progress: of its sequences, also when nobody reads.
     """
 
     def __init__(
         self, requests: Sequence[Request], on_close: Callable[[Submission, tuple[str, ...]], None]
     ) -> None:
         self.requests = tuple(requests)
+        self.progress = Progress()
         self._num_open = {request.request_id: request.params.n for request in requests}
         self._on_close = on_close
         self._waiting: dict[tuple[str, int], SequenceDelta] = {}
@@ -38,6 +78,7 @@ class Submission:
 
     def push(self, delta: SequenceDelta) -> None:
         """Hands a delta to the reader."""
+        self.progress.add(delta)
         if self._failure is not None:
             return
         if delta.finish_reason in ("error", "abort"):

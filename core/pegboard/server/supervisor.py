@@ -30,6 +30,7 @@ from pegboard.server.logs import configure_logging
 from pegboard.server.messages import Ready, Start
 from pegboard.server.open_files import max_connections, raise_limit
 from pegboard.server.places import Places
+from pegboard.server.request_log import RequestLog
 from pegboard.server.served_model import ServedModel, Tokenizer
 from pegboard.server.sites import is_loopback
 from pegboard.server.sparse_log import SparseLog
@@ -150,6 +151,7 @@ class _Supervisor:
             self._engine,
             self._config.scheduler.max_num_seqs,
             on_loopback=is_loopback(self._listener.getsockname()[0]),
+            log=RequestLog() if self._config.server.log_requests else None,
         )
         self._http = _HttpServer(_uvicorn_config(self._service, self._places))
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
@@ -279,7 +281,7 @@ def _uvicorn_config(service: Service, places: Places) -> uvicorn.Config:
     keep_alive_s = service.config.keep_alive_s
     return uvicorn.Config(
         create_app(service),
-        http=cast(Any, functools.partial(BoundedConnection, places=places)),
+        http=cast(Any, functools.partial(BoundedConnection, places=places, log=service.log)),
         ws="none",  # a request to change the protocol is answered as if it had not asked
         backlog=TAKEN_TOGETHER,
         log_config=None,

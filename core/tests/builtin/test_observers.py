@@ -282,9 +282,22 @@ def test_the_log_has_a_line_an_end_and_a_summary_every_ten_seconds(
     for line in summaries:
         assert "prompt_tokens_per_s=7.0 output_tokens_per_s=4.0 running=4 waiting=2" in line
         assert line.endswith("kv_used=40.0% hit_rate=25.0%")
+    # A server has a line for each request; these are of sequences.
+    observer.observe(finished())
+    assert len(caplog.messages) == 2
+    caplog.set_level(logging.DEBUG, logger="pegboard.engine")
     observer.observe(finished())
     assert "id=r index=0 reason=stop" in caplog.messages[-1]
     assert "ttft_s=5.000 e2e_s=9.000" in caplog.messages[-1]
+
+
+def test_one_error_of_many_sequences_is_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    observer = LogObserver(CONTEXT)
+    caplog.clear()
+    for request_id in ("r", "s"):
+        for _ in range(128):
+            observer.observe(ErrorHappened("RowFailed", "not a number", request_id))
+    assert len(caplog.messages) == 2
 
 
 def test_idle_time_is_in_no_summary(caplog: pytest.LogCaptureFixture) -> None:

@@ -72,6 +72,13 @@ def read(capsys: pytest.CaptureFixture[str]) -> Read:
         (["--port", "8080"], {"server": {"port": 8080}}),
         (["--api-key", "a", "--api-key", "b"], {"server": {"api_keys": ["a", "b"]}}),
         (["--served-model-name", "123"], {"server": {"served_model_name": "123"}}),
+        (["--disable-log-requests"], {"server": {"log_requests": False}}),
+        (["--no-enable-log-requests"], {"server": {"log_requests": False}}),
+        (["--enable-log-requests"], {"server": {"log_requests": True}}),
+        (
+            ["--no-enable-log-requests", "--disable-log-requests"],
+            {"server": {"log_requests": False}},
+        ),
         (["--seed", "5"], {"seed": 5}),
         (["--seed", "-1"], {"seed": None}),
         (["--revision", "123"], {"revision": "123"}),
@@ -154,6 +161,11 @@ def test_the_command_line_of_a_tutorial(read: Read) -> None:
     assert config.scheduler.max_num_seqs == 16
     assert config.kv_cache.memory == 0.9
     assert config.server.api_keys == ["secret"]
+
+
+def test_flags_that_contradict_each_other_are_refused(read: Read) -> None:
+    with pytest.raises(ValueError, match="--disable-log-requests: contradicts --enable"):
+        read("m", "--enable-log-requests", "--disable-log-requests")
 
 
 def test_every_flag_sets_a_key_that_exists_and_no_two_share_a_name() -> None:
