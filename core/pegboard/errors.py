@@ -23,6 +23,7 @@ PegboardError
 │   │   └── InterfaceNotSatisfied
 │   └── CompositionRefused    the parts do not go together; carries every reason
 └── EngineError               the engine broke: a bug, or a worker that died
+    ├── RequestFailed         one request met a fault that is not its sender's; others go on
     ├── EngineDied            the engine's process ended
     └── KernelUnusable        a kernel fails its self-test on this machine
 
@@ -220,6 +221,11 @@ class CompositionRefused(UserError):
 
 class EngineError(PegboardError):
     """The engine could not go on: a bug, or a worker that died."""
+
+
+class RequestFailed(EngineError):
+    """One request could not be taken, by a fault that is not its sender's: a plugin's, or no memory.
+    Nothing of it is left, and others go on."""
 
 
 class EngineDied(EngineError):

@@ -366,7 +366,7 @@ def _result(
         prompt=prompt if isinstance(prompt, str) else None,
         prompt_token_ids=request.prompt_token_ids,
         outputs=tuple(sequence.output() for sequence in sequences),
-        prompt_logprobs=sequences[0].prompt_logprobs,
+        prompt_logprobs=next(filter(None, (one.prompt_logprobs for one in sequences)), None),
     )
 
 

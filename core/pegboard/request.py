@@ -17,6 +17,9 @@ MIN_SCALE = 1e-6
 MAX_BIAS = 1e20
 """Most that is added to a logit: it can be divided by MIN_SCALE twice and stay within float32."""
 
+MAX_NESTING = 64
+"""Levels of lists and mappings in a logits processor's parameters."""
+
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """An integer that every process and kernel can hold."""
 
@@ -95,7 +98,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         if any(not text for text in self.stop):
             raise RequestError("stop", "an empty text", allowed="texts of one character or more")
-        _check_processors(self.processors)
+        if self.processors:
+            check_plain("processors", self.processors)
         _check_bias(self.logit_bias)
 
 
@@ -183,12 +187,28 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _check_processors(processors: dict[str, dict[str, Any]]) -> None:
-    """Raises RequestError for values that no message can carry to the engine."""
+def check_plain(param: str, values: Any) -> None:
+    """Raises RequestError for values that no message can carry, or that are nested too deeply for those
+    who copy them."""
     try:
-        msgspec.msgpack.encode(processors)
+        msgspec.msgpack.encode(values)
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
-        raise RequestError("processors", str(problem), allowed="plain values") from None
+        raise RequestError(param, str(problem), allowed="plain values") from None
+    level = [values]
+    for _ in range(MAX_NESTING):
+        level = [item for value in level for item in _items(value)]
+        if not level:
+            return
+    raise RequestError(
+        param, "values nested too deeply", allowed=f"lists and mappings {MAX_NESTING} deep"
+    )
+
+
+def _items(value: Any) -> Iterable[Any]:
+    """What a value holds."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def _check_bias(logit_bias: dict[int, float]) -> None:
@@ -208,7 +228,7 @@ _KINDS: dict[type, dict[str, Any]] = {
 }
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The logprob of one position's token, and of the most likely tokens there.
 
     Logprobs are of the model's distribution in float32, before processors, filters and temperature.
@@ -237,8 +257,8 @@ class SequenceDelta(msgspec.Struct, frozen=True, array_like=True):
         token_ids: new tokens, in order.
         text: new text, safe to show: it never needs to be taken back. Empty without a tokenizer.
         logprobs: one a token, when asked for.
-        prompt_logprobs: on a sequence's first delta, when asked for: one a prompt token; the first
-            is None, since nothing precedes it.
+        prompt_logprobs: when asked for, once a request, with its first tokens: one a prompt token; the
+            first is None, since nothing precedes it.
         finish_reason: None while it goes on. `stop`: a stop token or text; `length`: max_tokens or
             the context; `abort`: the caller went; `error`: `error` says why.
         stop_reason: the stop text or token id that was hit, None for end-of-sequence.

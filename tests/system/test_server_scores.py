@@ -171,6 +171,32 @@ def test_prompt_logprobs_in_both_endpoints(
             assert best == set(np.argsort(-expected[i])[:2].tolist())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_choice_shows_its_prompts_logprobs(http: httpx.Client, stream: bool) -> None:
+    """Though the engine computes them, and hands them out, once for each prompt."""
+    fields: dict[str, Any] = {"echo": True, "max_tokens": 3, "logprobs": 2, "stream": stream}
+    fields["ignore_eos"] = True
+    alone = [
+        post(http, COMPLETIONS, **{**fields, "stream": False}, prompt=prompt)["choices"][0]
+        for prompt in (PROMPT, "the dog")
+    ]
+    fields |= {"prompt": [PROMPT, "the dog"], "n": 5}
+    columns: list[dict[str, list[Any]]] = [{} for _ in range(10)]
+    with http.stream("POST", COMPLETIONS, json=fields) as answer:
+        for part in events(answer) if stream else [json.loads(answer.read())]:
+            for choice in part["choices"]:
+                for name, values in (choice["logprobs"] or {}).items():
+                    columns[choice["index"]].setdefault(name, []).extend(values)
+    for index, found in enumerate(columns):
+        whole = alone[index // 5]["logprobs"]
+        num_prompt = len(whole["tokens"]) - 3
+        assert {len(values) for values in found.values()} == {num_prompt + 3}
+        for name in ("tokens", "text_offset"):
+            assert found[name][:num_prompt] == whole[name][:num_prompt]
+        values, expected = (some["token_logprobs"][1:num_prompt] for some in (found, whole))
+        assert values == pytest.approx(expected, abs=1e-4)
+
+
 def test_bytes_are_exact_where_a_token_is_part_of_a_character(
     http: httpx.Client, library: tokenizers.Tokenizer
 ) -> None:

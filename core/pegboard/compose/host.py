@@ -152,6 +152,7 @@ def build_engine(
             drafter_name=composition.parts["drafter"].name,
             taps=(),
             make_detokenizer=_detokenizer_factory(tokenizer),
+            max_token_bytes=None if tokenizer is None else tokenizer.max_token_bytes,
             processor_params=processor_params(composition),
             seed=composition.seed,
             skipped_id=None if tokenizer is None else tokenizer.skipped_id,

@@ -27,6 +27,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+INTERRUPTS = (KeyboardInterrupt, GeneratorExit)
+"""What is nobody's fault: whoever else raises, be it by sys.exit or out of a library's panic, has erred."""
+
+
 class CutOff(msgspec.Struct, frozen=True):
     """A plugin that the engine does without for now.
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from pegboard.engine.breaker import INTERRUPTS
+from pegboard.engine.logprobs import logprobs_of
 from pegboard.engine.observers import Observers
-from pegboard.engine.outputs import delta, logprobs_of
+from pegboard.engine.outputs import delta
 from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.queue import Queue
 from pegboard.engine.sequence import OpenRequest, Sequence
-from pegboard.engine.step_builder import Entry, Plan
+from pegboard.engine.step_builder import Plan
+from pegboard.errors import described
 from pegboard.interfaces.observer import ErrorHappened, SequenceFinished
 from pegboard.request import FinishReason, SequenceDelta
-from pegboard.step import StepResult
+from pegboard.step import Logprobs, StepResult
 
 _logger = logging.getLogger(__name__)
 
@@ -78,20 +81,20 @@ class Committer:
             tally.accepted_per_draft = result.num_accepted[result.num_tried > 0].tolist()
             _keep_drafts(plan, result)
         self._fail(plan, result.failed, now)
+        if result.prompt_logprobs is not None:
+            self._collect(plan, result.prompt_logprobs, now)
         for row, entry in enumerate(plan.entries):
             seq = entry.seq
-            if result.failed and seq.has_ended:  # its request has just failed
+            if seq.row is None:  # its request has just failed
                 continue
             num_accepted = accepted[row]
             seq.num_computed = entry.start + entry.num_tokens + num_accepted
             if num_accepted:
                 # The slots are there; from now on they are tokens', no longer drafts'.
                 self._allocator.grow(seq.seq_id, seq.num_computed)
-            if seq.prompt_logprobs is not None:
-                _keep_prompt_logprobs(seq, entry, row, result)
             committed = token_ids[offsets[row] : offsets[row + 1]]
-            if committed:
-                self._extend(seq, committed, row, result, tally, now)
+            if committed and not self._extend(seq, committed, row, result, tally, now):
+                continue
             if seq.num_computed >= seq.num_published + self._prefixes.stride:
                 self._prefixes.publish(seq)
             if seq.ended is not None:
@@ -135,11 +138,22 @@ class Committer:
         result: StepResult,
         tally: Tally,
         now: float,
-    ) -> None:
-        count, text = seq.take(committed)
-        num_top = seq.owner.request.params.logprobs
-        logprobs = None if num_top is None else logprobs_of(result.logprobs, row, count, num_top)
-        self._deltas.append(delta(seq, tuple(committed[:count]), text, logprobs))
+    ) -> bool:
+        """Takes new tokens; whether the request goes on, or ends by one of them."""
+        num_known = seq.num_known
+        try:
+            count, text = seq.take(committed)
+            num_top = seq.owner.request.params.logprobs
+            logprobs = (
+                None if num_top is None else logprobs_of(result.logprobs, row, count, num_top)
+            )
+            self._deltas.append(delta(seq, tuple(committed[:count]), text, logprobs))
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
+            seq.num_known = num_known
+            self._fail_alone(seq.owner, error, now)
+            return False
         tally.num_output_tokens += count
         if seq.last_token_at is None:
             seq.first_token_at = now
@@ -150,6 +164,7 @@ class Committer:
         else:
             tally.inter_token_s.append(now - seq.last_token_at)
         seq.last_token_at = now
+        return True
 
     def _trim(self, seq: Sequence, rejected: bool) -> None:
         """Gives back what rejected drafts and the window left behind."""
@@ -167,6 +182,24 @@ class Committer:
                 request_id = entry.seq.owner.request.request_id
                 self._observers.tell(ErrorHappened("RowFailed", failed[row], request_id))
                 self.end(entry.seq.owner, "error", now, failed[row])
+
+    def _collect(self, plan: Plan, logprobs: Logprobs, now: float) -> None:
+        """Keeps what the step brought of prompts' logprobs."""
+        for row, entry in enumerate(plan.entries):
+            request = entry.seq.owner
+            if request.prompt_logprobs is not None and entry.seq.ended is None:
+                try:
+                    request.prompt_logprobs.add(logprobs, row, entry.start)
+                except Exception as error:
+                    self._fail_alone(request, error, now)
+
+    def _fail_alone(self, request: OpenRequest, error: BaseException, now: float) -> None:
+        """Making text or values of its tokens has failed, which concerns no other request."""
+        _logger.error("request %r failed", request.request.request_id, exc_info=error)
+        request.prompt_logprobs = None
+        line = f"the answer could not be put together: {described(error)}"
+        self._observers.tell(ErrorHappened("RequestFailed", line, request.request.request_id))
+        self.end(request, "error", now, line)
 
     def _retire(self, seq: Sequence, now: float) -> None:
         self._allocator.release(seq.seq_id)
@@ -186,15 +219,6 @@ def _keep_drafts(plan: Plan, result: StepResult) -> None:
         seq.num_tried += tried[row]
         seq.num_accepted += accepted[row]
         start = end
-
-
-def _keep_prompt_logprobs(seq: Sequence, entry: Entry, row: int, result: StepResult) -> None:
-    """Appends those of positions not seen yet: a preempted prompt is computed again."""
-    collected, num_top = seq.prompt_logprobs, seq.owner.request.params.prompt_logprobs
-    if collected is None or num_top is None:
-        return
-    values = logprobs_of(result.prompt_logprobs, row, None, num_top)
-    collected.extend(values[len(collected) - entry.start - 1 :])
 
 
 def _finished(seq: Sequence, now: float) -> SequenceFinished:

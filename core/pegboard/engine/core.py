@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pegboard.engine.batch import build_batch
-from pegboard.engine.breaker import CutOff
+from pegboard.engine.breaker import INTERRUPTS, CutOff
 from pegboard.engine.commit import Committer, Tally
 from pegboard.engine.drafting import Drafting
 from pegboard.engine.forks import Forks
@@ -22,7 +22,7 @@ from pegboard.engine.queue import Queue
 from pegboard.engine.reporting import ledger_line, step_done
 from pegboard.engine.step_budget import StepBudget
 from pegboard.engine.step_builder import Plan, PlannedStep
-from pegboard.errors import EngineError, RequestError, described
+from pegboard.errors import EngineError, RequestError, RequestFailed, described
 from pegboard.interfaces.kv_allocator import KVLedger
 from pegboard.interfaces.observer import (
     ErrorHappened,
@@ -85,28 +85,20 @@ class EngineCore:
 
         Raises:
             RequestError: it cannot be honoured; nothing has changed.
+            RequestFailed: something else went wrong with it alone; nothing has changed either.
             EngineError: the engine is broken.
         """
         with self._alone("add"):
             if self._broken is not None:
                 raise EngineError(self._broken)
-            request.check()
-            if request.request_id in self._queue:
-                raise RequestError(
-                    "request_id", f"{request.request_id!r} is open", fix="use an id of its own"
-                )
-            opened = self._intake.open(request)
-            self._queue.add(opened)
-            num_prompt, num_seqs = len(request.prompt_token_ids), len(opened.sequences)
-            self._observers.tell(
-                RequestArrived(
-                    request.request_id,
-                    opened.arrival,
-                    num_prompt,
-                    num_seqs,
-                    max_tokens=opened.max_known - num_prompt,
-                )
-            )
+            try:
+                self._take(request)
+            except (RequestError, *INTERRUPTS):
+                raise
+            except BaseException as error:
+                line = f"the request could not be taken: {described(error)}"
+                self._observers.tell(ErrorHappened("RequestFailed", line, request.request_id))
+                raise RequestFailed(line) from error
 
     def abort(self, request_id: str) -> None:
         """Ends a request, whatever its state; `step` hands out the last deltas. An unknown id is
@@ -227,6 +219,25 @@ class EngineCore:
         self._committer.abandon("error", time.monotonic(), line)
         self._tell_breakers()
 
+    def _take(self, request: Request) -> None:
+        request.check()
+        if request.request_id in self._queue:
+            raise RequestError(
+                "request_id", f"{request.request_id!r} is open", fix="use an id of its own"
+            )
+        opened = self._intake.open(request)
+        self._queue.add(opened)
+        num_prompt, num_seqs = len(request.prompt_token_ids), len(opened.sequences)
+        self._observers.tell(
+            RequestArrived(
+                request.request_id,
+                opened.arrival,
+                num_prompt,
+                num_seqs,
+                max_tokens=opened.max_known - num_prompt,
+            )
+        )
+
     def _new_step(self) -> PlannedStep:
         return PlannedStep(
             self._parts,
@@ -247,9 +258,9 @@ class EngineCore:
                 self._parts.taps,
                 self._drafting.trial,
             )
-            asked = time.monotonic()
             result = self._execute(batch)
-            self._budget.note(plan.num_tokens, time.monotonic() - asked)
+            if plan.num_tokens > len(plan.entries):  # a prompt's, not only decodes
+                self._budget.note(plan.num_tokens, time.monotonic() - started)
             tally = self._commit(plan, result)
             self._prefixes.settle()
             self._tell_names()

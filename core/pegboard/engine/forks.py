@@ -47,12 +47,7 @@ class Forks:
 
     def may_fork(self, seq: Sequence) -> bool:
         """Whether the sequence can begin as a sibling's copy, once there is one."""
-        return (
-            self.pages is not None
-            and len(seq.owner.sequences) > 1
-            and seq.num_prompt > 1
-            and not seq.wants_prompt_logprobs
-        )
+        return self.pages is not None and len(seq.owner.sequences) > 1 and seq.num_prompt > 1
 
     def fork(self, parent: Sequence, seq: Sequence) -> Hit:
         """Makes the sequence an owner that begins with the prompt but for its last token. The pages

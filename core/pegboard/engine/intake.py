@@ -10,13 +10,14 @@ from bisect import bisect_left
 import msgspec
 import numpy as np
 
+from pegboard.engine.logprobs import PromptLogprobs
 from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.sequence import OpenRequest, Sequence
-from pegboard.engine.stops import TextStream
+from pegboard.engine.stops import StopText, TextStream, stop_texts
 from pegboard.errors import RequestError
 from pegboard.interfaces.kv_allocator import Answer, Verdict
-from pegboard.request import Request, SamplingParams
+from pegboard.request import Request, SamplingParams, check_plain
 
 
 class Intake:
@@ -41,21 +42,28 @@ class Intake:
             request.params, stop_token_ids=(*request.params.stop_token_ids, *stop_tokens)
         )
         max_known = self._max_known(request)
-        processors = self._parts.processor_params(params)
-        seed = self._draw_seed() if params.seed is None else params.seed
-        self._num_requests += 1
         eos_ids = frozenset[int]() if params.ignore_eos else frozenset(self._parts.eos_token_ids)
+        stop_ids = eos_ids | frozenset(params.stop_token_ids)
+        self._check_end(params, stop_ids)
+        processors = self._parts.processor_params(params)
+        check_plain("processors", processors)
+        seed = self._draw_seed() if params.seed is None else params.seed
         opened = OpenRequest(
             request=request,
             arrival=request.arrival or time.monotonic(),
             seed=seed,
             max_known=max_known,
             eos_ids=eos_ids,
-            stop_ids=eos_ids | frozenset(params.stop_token_ids),
+            stop_ids=stop_ids,
             stop_tokens=stop_tokens,
             processors=processors,
         )
-        opened.sequences.extend(self._sequence(opened, index) for index in range(params.n))
+        if params.prompt_logprobs is not None:
+            num_prompt = len(request.prompt_token_ids)
+            opened.prompt_logprobs = PromptLogprobs(num_prompt, params.prompt_logprobs)
+        stop = stop_texts(params.stop, self._max_text(opened))
+        opened.sequences.extend(self._sequence(opened, index, stop) for index in range(params.n))
+        self._num_requests += 1
         return opened
 
     def _stop_tokens(self, params: SamplingParams) -> dict[int, str]:
@@ -66,9 +74,15 @@ class Intake:
         ids = {id_of(text): text for text in params.stop}
         return {token_id: text for token_id, text in ids.items() if token_id is not None}
 
-    def _sequence(self, opened: OpenRequest, index: int) -> Sequence:
+    def _max_text(self, opened: OpenRequest) -> int | None:
+        """Characters that no answer exceeds: each is a byte at least."""
+        token_bytes = self._parts.max_token_bytes
+        num_tokens = opened.max_known - len(opened.request.prompt_token_ids)
+        return None if token_bytes is None else num_tokens * token_bytes
+
+    def _sequence(self, opened: OpenRequest, index: int, stop: tuple[StopText, ...]) -> Sequence:
         make = self._parts.make_detokenizer
-        text = TextStream(make() if make is not None else None, opened.request.params.stop)
+        text = TextStream(make() if make is not None else None, stop)
         self._num_sequences += 1
         return Sequence(self._num_sequences, opened, index, text, self._prefixes)
 
@@ -92,6 +106,19 @@ class Intake:
             raise RequestError(
                 "stop", "the model has no tokenizer, so no text", fix="use stop_token_ids"
             )
+
+    def _check_end(self, params: SamplingParams, stop_ids: frozenset[int]) -> None:
+        """Raises RequestError where nothing can be sampled before the least number of tokens."""
+        if params.min_tokens and len(stop_ids) >= self._parts.vocab_size:
+            every = frozenset(range(self._parts.vocab_size))
+            if stop_ids >= every:
+                raise RequestError(
+                    "stop_token_ids",
+                    f"every token of the vocabulary ends the answer, of min_tokens"
+                    f" {params.min_tokens}",
+                    allowed="with min_tokens, not all tokens",
+                    fix="leave one out, or min_tokens",
+                )
 
     def _check_range(self, param: str, lowest: int, highest: int) -> None:
         limit = self._parts.vocab_size

@@ -1,10 +1,9 @@
-"""What goes out: deltas, and logprobs from arrays to values."""
+"""What goes out: deltas."""
 
 from __future__ import annotations
 
 from pegboard.engine.sequence import Sequence
 from pegboard.request import SequenceDelta, TokenLogprob
-from pegboard.step import Logprobs
 
 
 def delta(
@@ -14,10 +13,10 @@ def delta(
     logprobs: tuple[TokenLogprob, ...] | None = None,
     error: str | None = None,
 ) -> SequenceDelta:
-    """The sequence's news; prompt logprobs are handed out with the first."""
-    prompt_logprobs = None
-    if seq.prompt_logprobs is not None and not seq.wants_prompt_logprobs:
-        prompt_logprobs, seq.prompt_logprobs = tuple(seq.prompt_logprobs), None
+    """The sequence's news; those of a prompt's logprobs come once, with the request's first tokens."""
+    prompt_logprobs, collected = None, seq.owner.prompt_logprobs
+    if collected is not None and token_ids and collected.is_complete:
+        prompt_logprobs, seq.owner.prompt_logprobs = collected.values(), None
     return SequenceDelta(
         request_id=seq.owner.request.request_id,
         index=seq.index,
@@ -31,34 +30,4 @@ def delta(
         num_prompt_tokens=seq.num_prompt,
         num_cached_tokens=seq.num_cached_tokens,
         num_output_tokens=seq.num_output,
-    )
-
-
-def logprobs_of(
-    logprobs: Logprobs | None, row: int, count: int | None, num_top: int
-) -> tuple[TokenLogprob, ...]:
-    """Values of a batch row.
-
-    Args:
-        logprobs: of the whole batch.
-        row: which of the batch's rows.
-        count: how many of the row's positions; None: all.
-        num_top: how many of the most likely tokens were asked for.
-    """
-    if logprobs is None:
-        return ()
-    start, end = (int(offset) for offset in logprobs.offsets[row : row + 2])
-    if count is not None:
-        end = min(end, start + count)
-    part = slice(start, end)
-    return tuple(
-        TokenLogprob(token_id, logprob, rank, tuple(top_ids), tuple(top_logprobs))
-        for token_id, logprob, rank, top_ids, top_logprobs in zip(
-            logprobs.token_ids[part].tolist(),
-            logprobs.logprobs[part].tolist(),
-            logprobs.ranks[part].tolist(),
-            logprobs.top_ids[part, :num_top].tolist(),
-            logprobs.top_logprobs[part, :num_top].tolist(),
-            strict=True,
-        )
     )

@@ -57,6 +57,7 @@ class EngineParts:
         make_detokenizer: a fresh one for a sequence; None: deltas carry no text.
         skipped_id: the id of the token that is written so, where answers do not show it, else None;
             None: answers have no text.
+        max_token_bytes: bytes of UTF-8 that no token adds to a text more than; None: unknown.
         processor_params: logits processors' validated parameters of a request, only those that act.
             Raises RequestError.
         seed: seeds of requests without one are derived from it; None: they are random.
@@ -88,4 +89,5 @@ class EngineParts:
     verifies_pages: bool = False
     skipped_id: Callable[[str], int | None] | None = None
     max_step_s: float | None = None
+    max_token_bytes: int | None = None
     name_of: Callable[[object], str] = _class_name

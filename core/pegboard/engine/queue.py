@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from pegboard.engine.sequence import OpenRequest, Sequence
@@ -55,11 +55,12 @@ class Queue:
         return self._sequences.get(seq_id)
 
     def add(self, request: OpenRequest) -> None:
-        """Its sequences wait."""
+        """Its sequences, which came at one time, wait."""
+        first = _place(request.sequences[0])
+        at = bisect_left(self._waiting, first, key=_place)
+        self._waiting[at:at] = request.sequences
+        self._sequences.update((seq.seq_id, seq) for seq in request.sequences)
         self._requests[request.request.request_id] = request
-        for seq in request.sequences:
-            self._sequences[seq.seq_id] = seq
-            self._wait(seq)
 
     def admit(self, sequences: list[Sequence]) -> None:
         """Waiting sequences get rows."""
@@ -81,7 +82,7 @@ class Queue:
         """A sequence has ended; with its last one, so has the request."""
         del self._sequences[seq.seq_id]
         if seq.row is None:
-            self._waiting.remove(seq)
+            del self._waiting[bisect_left(self._waiting, _place(seq), key=_place)]
         else:
             self._release_row(seq)
             seq.leave_row()
@@ -108,4 +109,9 @@ class Queue:
         self._released.append(RowRelease(seq.row, seq.num_known))
 
     def _wait(self, seq: Sequence) -> None:
-        insort(self._waiting, seq, key=lambda other: (other.arrival, other.seq_id))
+        insort(self._waiting, seq, key=_place)
+
+
+def _place(seq: Sequence) -> tuple[float, int]:
+    """Where it stands among those that wait."""
+    return seq.arrival, seq.seq_id

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from pegboard.engine.logprobs import PromptLogprobs
 from pegboard.engine.page_contents import extend_digests
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.stops import TextStream
-from pegboard.request import FinishReason, Request, TokenLogprob
+from pegboard.request import FinishReason, Request
 from pegboard.step import Int32, read_only
 
 _NEW_SLOTS = 64
@@ -31,6 +32,7 @@ class OpenRequest:
         stop_ids: ids that end a sequence, those included.
         stop_tokens: of those, ids that were named by their texts.
         processors: logits processors' parameters.
+        prompt_logprobs: those of its prompt; None: not asked for, or handed out.
         sequences: those that have not ended.
     """
 
@@ -42,6 +44,7 @@ class OpenRequest:
     stop_ids: frozenset[int]
     stop_tokens: dict[int, str]
     processors: dict[str, dict[str, Any]]
+    prompt_logprobs: PromptLogprobs | None = None
     sequences: list[Sequence] = field(default_factory=list)
 
 
@@ -63,7 +66,6 @@ class Sequence:
         num_tried, num_accepted: draft depths compared and accepted so far.
         num_cached_tokens: prompt tokens that a cache served at the first admission.
         hit, hit_version: what the cache was found to serve, and when: see `Prefixes.match`.
-        prompt_logprobs: collected until the first delta; None: not asked for, or handed out.
         ended: why it ended; None while it goes on.
         stop_reason: see `SequenceDelta`.
         admitted_at, first_token_at, last_token_at: times; None: not yet.
@@ -97,7 +99,6 @@ class Sequence:
         "num_trimmed",
         "owner",
         "priority",
-        "prompt_logprobs",
         "row",
         "salt",
         "seq_id",
@@ -132,9 +133,6 @@ class Sequence:
         self.confidences: Items[float] = ()
         self.num_preemptions = 0
         self.num_cached_tokens = 0
-        self.prompt_logprobs: list[TokenLogprob | None] | None = None
-        if request.params.prompt_logprobs is not None:
-            self.prompt_logprobs = [None]
         self.ended: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.admitted_at: float | None = None
@@ -181,7 +179,8 @@ class Sequence:
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether logprobs of prompt tokens are still to come."""
-        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt
+        collected = self.owner.prompt_logprobs
+        return collected is not None and not collected.is_complete
 
     def take(self, token_ids: Items[int]) -> tuple[int, str]:
         """Appends committed tokens one by one until one of them ends the sequence.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from pegboard.engine.parts import Detokenizer
@@ -17,10 +18,10 @@ class TextStream:
         stopped_by: the stop text that was found; None until then.
     """
 
-    def __init__(self, detokenizer: Detokenizer | None, stop: Sequence[str]) -> None:
+    def __init__(self, detokenizer: Detokenizer | None, stop: Sequence[StopText]) -> None:
         self.stopped_by: str | None = None
         self._detokenizer = detokenizer
-        self._patterns = tuple(_Pattern(text) for text in stop)
+        self._searches = tuple(map(_Search, stop))
         self._held = ""
 
     def add(self, token_id: int, may_stop: bool = True) -> str:
@@ -33,14 +34,14 @@ class TextStream:
         if self._detokenizer is None:
             return ""
         text = self._detokenizer.add((token_id,))
-        return self._scan(text, may_stop) if self._patterns else text
+        return self._scan(text, may_stop) if self._searches else text
 
     def finish(self, may_stop: bool = True) -> str:
         """The rest, at the end of a sequence that no stop text ended."""
         if self._detokenizer is None or self.stopped_by is not None:
             return ""
         text = self._detokenizer.finish()
-        if not self._patterns:
+        if not self._searches:
             return text
         shown = self._scan(text, may_stop)
         if self.stopped_by is None:
@@ -52,38 +53,70 @@ class TextStream:
         complete first counts, and of several the longest."""
         buffer = self._held + text
         for end in range(len(self._held) + 1, len(buffer) + 1):
-            found = [pattern for pattern in self._patterns if pattern.read(buffer[end - 1])]
+            found = [search.text for search in self._searches if search.read(buffer[end - 1])]
             if found and may_stop:
-                self.stopped_by = max((pattern.text for pattern in found), key=len)
+                self.stopped_by = max(found, key=len)
                 self._held = ""
                 return buffer[: end - len(self.stopped_by)]
-        num_held = max(pattern.num_matched for pattern in self._patterns)
+        num_held = max(search.num_matched for search in self._searches)
         split = len(buffer) - num_held
         self._held = buffer[split:]
         return buffer[:split]
 
 
-class _Pattern:
-    """Knuth-Morris-Pratt: `num_matched` is the longest end of what was read that begins `text`."""
+class StopText:
+    """A stop text, and how to go on looking for it: shared by all sequences of a request.
+
+    What Knuth, Morris and Pratt call the failure function is computed no further than some sequence
+    has matched, so that a long text costs no more than the answers that are compared with it.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self._fallback = array("I", (0,))
+
+    def fallback(self, num_matched: int) -> int:
+        """Characters that are still matched where the one after the first `num_matched` is another."""
+        known, text = self._fallback, self.text
+        while len(known) < num_matched:
+            character, matched = text[len(known)], known[-1]
+            while matched and character != text[matched]:
+                matched = known[matched - 1]
+            known.append(matched + (character == text[matched]))
+        return known[num_matched - 1]
+
+
+def stop_texts(texts: Sequence[str], max_length: int | None) -> tuple[StopText, ...]:
+    """The stop texts that an answer can hold, each once.
+
+    Args:
+        max_length: characters that no answer exceeds; None: unknown.
+    """
+    return tuple(
+        StopText(text)
+        for text in dict.fromkeys(texts)
+        if max_length is None or len(text) <= max_length
+    )
+
+
+class _Search:
+    """One sequence's search for a stop text: `num_matched` is the longest end of what was read that
+    begins it."""
+
+    __slots__ = ("_stop", "num_matched", "text")
+
+    def __init__(self, stop: StopText) -> None:
+        self._stop = stop
+        self.text = stop.text
         self.num_matched = 0
-        self._fallback = [0] * len(text)
-        matched = 0
-        for index in range(1, len(text)):
-            while matched and text[index] != text[matched]:
-                matched = self._fallback[matched - 1]
-            matched += text[index] == text[matched]
-            self._fallback[index] = matched
 
     def read(self, character: str) -> bool:
         """Whether the text is complete with this character."""
         matched = self.num_matched
         while matched and character != self.text[matched]:
-            matched = self._fallback[matched - 1]
+            matched = self._stop.fallback(matched)
         matched += character == self.text[matched]
         is_complete = matched == len(self.text)
         # What is complete is looked for anew; its end may be the beginning of the next.
-        self.num_matched = self._fallback[-1] if is_complete else matched
+        self.num_matched = self._stop.fallback(matched) if is_complete else matched
         return is_complete

@@ -10,6 +10,17 @@ from dataclasses import dataclass
 
 from pegboard.interfaces.model import ModelShape
 
+MAX_LOGPROBS_BYTES = 8 * 2**20
+"""Bytes of logits, in float32, that are taken at a time to make logprobs of them."""
+
+MIN_LOGPROBS_ROWS = 8
+"""Rows of logits taken at least."""
+
+
+def logprobs_rows(vocab_size: int) -> int:
+    """Rows of logits that exist at a time where logprobs of many places are asked for."""
+    return max(MIN_LOGPROBS_ROWS, MAX_LOGPROBS_BYTES // (4 * vocab_size))
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:

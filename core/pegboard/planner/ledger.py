@@ -12,7 +12,7 @@ from pegboard.errors import ManifestFunctionFailed
 from pegboard.interfaces.device import DeviceFacts
 from pegboard.interfaces.kv import KVGroup, TensorSpec
 from pegboard.interfaces.model import QUANTIZABLE
-from pegboard.interfaces.workload import Workload
+from pegboard.interfaces.workload import Workload, logprobs_rows
 from pegboard.planner.tensors import weight_of
 from pegboard.plugins.choice import INACTIVE
 from pegboard.plugins.composition import Composition, Decision, Refusal
@@ -87,6 +87,7 @@ def account(
     entries = [
         *_weights(composition),
         LedgerEntry("activations", activations.num_bytes, composition.parts["model"].origin.plugin),
+        _logprobs(composition),
         *_estimates(composition),
     ]
     fixed = sum(entry.num_bytes for entry in entries)
@@ -171,9 +172,19 @@ def _activations(composition: Composition) -> _Activations:
     widest = 2 * shape.intermediate_size + shape.hidden_size
     heads = 3 * attention.num_heads * attention.head_dim
     hidden = tokens * (widest + heads + 2 * shape.hidden_size) * ITEM_BYTES[composition.dtype]
-    logits = 3 * composition.max_num_seqs * shape.vocab_size * ITEM_BYTES["float32"]
+    sampled = composition.max_num_seqs * (1 + composition.num_speculative_tokens)
+    logits = 3 * min(sampled, tokens) * shape.vocab_size * ITEM_BYTES["float32"]
     tables = composition.max_num_seqs * composition.max_model_len * ITEM_BYTES["int32"]
     return _Activations(hidden, logits + 2 * tables)
+
+
+def _logprobs(composition: Composition) -> LedgerEntry:
+    """Logits of the places whose logprobs are made at a time, their logarithms, and comparisons."""
+    vocab_size = composition.shape.vocab_size
+    rows = logprobs_rows(vocab_size)
+    num_bytes = 3 * rows * vocab_size * ITEM_BYTES["float32"]
+    plugin = composition.parts["model"].origin.plugin
+    return LedgerEntry(f"logprobs, of {rows} places at a time", num_bytes, plugin)
 
 
 def _estimates(composition: Composition) -> list[LedgerEntry]:

@@ -69,7 +69,7 @@ def load(parts: WorkerParts) -> Loaded:
         kv=kv,
         rows=rows,
         processors=processors,
-        sampler=Sampler(model, sample, processors, rows),
+        sampler=Sampler(model, sample, processors, rows, parts.shape.vocab_size),
     )
 
 

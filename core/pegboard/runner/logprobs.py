@@ -2,61 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pegboard.step import Float32, Int32, Logprobs
+from pegboard.interfaces.workload import logprobs_rows
+from pegboard.step import Int32, Logprobs
 
 Int64 = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Entries:
-    """Logprobs of some positions, without their rows; as in `step.Logprobs`."""
-
-    token_ids: Int32
-    logprobs: Float32
-    ranks: Int32
-    top_ids: Int32
-    top_logprobs: Float32
-
-
-def entries(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Entries:
-    """The logprob and rank of a token at each position, and the `num_top` most likely ones.
+def logprobs_of(
+    logits_of: Callable[[slice], torch.Tensor],
+    token_ids: Int64,
+    counts: Int64,
+    num_top: int,
+    vocab_size: int,
+) -> Logprobs:
+    """The logprob and rank of a token at each place, and the `num_top` most likely ones.
 
     Args:
-        logits: float32 [num_positions, vocab_size], raw.
-        token_ids: int64 [num_positions].
+        logits_of: raw logits of some places, float32 [num_places, vocab_size]. It is asked for a few
+            at a time, and what is made of them is gone before the next.
+        token_ids: int64 [num_places], one row after the other.
+        counts: int64 [R], places of each row.
         num_top: at least 0.
     """
-    num_top = min(num_top, logits.shape[1])
-    logprobs = torch.log_softmax(logits, dim=-1)
-    chosen = token_ids[:, None]
-    ranks = (logits > logits.gather(1, chosen)).sum(dim=1) + 1
-    top_ids = _largest(logits, num_top)
-    return Entries(
-        token_ids=_int32(token_ids),
-        logprobs=logprobs.gather(1, chosen)[:, 0].cpu().numpy(),
-        ranks=_int32(ranks),
-        top_ids=_int32(top_ids),
-        top_logprobs=logprobs.gather(1, top_ids).cpu().numpy(),
-    )
-
-
-def join(parts: Sequence[Entries], counts: Int64) -> Logprobs:
-    """The message of entries that follow each other, `counts[i]` of them the i-th row's."""
-    return Logprobs(
+    num_places, num_top = len(token_ids), min(num_top, vocab_size)
+    # All at once: results that lay between those logits would tear the heap to pieces.
+    found = Logprobs(
         offsets=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
-        token_ids=np.concatenate([part.token_ids for part in parts]),
-        logprobs=np.concatenate([part.logprobs for part in parts]),
-        ranks=np.concatenate([part.ranks for part in parts]),
-        top_ids=np.concatenate([part.top_ids for part in parts]),
-        top_logprobs=np.concatenate([part.top_logprobs for part in parts]),
+        token_ids=token_ids.astype(np.int32),
+        logprobs=np.empty(num_places, np.float32),
+        ranks=np.empty(num_places, np.int32),
+        top_ids=np.empty((num_places, num_top), np.int32),
+        top_logprobs=np.empty((num_places, num_top), np.float32),
     )
+    size = logprobs_rows(vocab_size)
+    for first in range(0, num_places, size):
+        places = slice(first, first + size)
+        _fill(found, places, logits_of(places), torch.from_numpy(token_ids[places]))
+    return found
+
+
+def _fill(found: Logprobs, places: slice, logits: torch.Tensor, token_ids: torch.Tensor) -> None:
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen = token_ids.to(logits.device)[:, None]
+    top_ids = _largest(logits, found.top_ids.shape[1])
+    found.logprobs[places] = logprobs.gather(1, chosen)[:, 0].cpu().numpy()
+    found.ranks[places] = _int32((logits > logits.gather(1, chosen)).sum(dim=1) + 1)
+    found.top_ids[places] = _int32(top_ids)
+    found.top_logprobs[places] = logprobs.gather(1, top_ids).cpu().numpy()
 
 
 def _largest(logits: torch.Tensor, count: int) -> torch.Tensor:
@@ -67,9 +65,11 @@ def _largest(logits: torch.Tensor, count: int) -> torch.Tensor:
     order = logits.gather(1, ids).sort(dim=1, descending=True, stable=True).indices
     ids = ids.gather(1, order)
     # top-k is free to choose among ids that tie for the last places.
-    tied = (logits >= logits.gather(1, ids[:, -1:])).sum(dim=1) > count
-    if bool(tied.any()):
-        ids[tied] = logits[tied].sort(dim=1, descending=True, stable=True).indices[:, :count]
+    candidates = logits >= logits.gather(1, ids[:, -1:])
+    for row in torch.nonzero(candidates.sum(dim=1) > count)[:, 0].tolist():
+        tied = torch.nonzero(candidates[row])[:, 0]
+        order = logits[row, tied].sort(descending=True, stable=True).indices
+        ids[row] = tied[order[:count]]
     return ids
 
 

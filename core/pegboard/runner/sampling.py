@@ -10,17 +10,14 @@ from numpy.typing import NDArray
 
 from pegboard.interfaces.kernel import SampleKernel, SampleRows
 from pegboard.interfaces.model import Model
-from pegboard.runner import logprobs
 from pegboard.runner.inputs import StepInputs
+from pegboard.runner.logprobs import logprobs_of
 from pegboard.runner.processor_chain import Processed, ProcessorChain
 from pegboard.runner.rows import Rows
 from pegboard.runner.verification import Accepted
 from pegboard.step import Bool, Logprobs
 
 Int64 = NDArray[np.int64]
-
-_PROMPT_POSITIONS = 128
-"""Prompt positions whose logits exist at a time: a vocabulary of floats each."""
 
 _IMPOSSIBLE = "no token can be sampled: the logits are all -inf, or one of them is NaN"
 
@@ -48,8 +45,14 @@ class Sampler:
     """Samples after the tokens that a step's inputs name."""
 
     def __init__(
-        self, model: Model, kernel: SampleKernel, processors: ProcessorChain, rows: Rows
+        self,
+        model: Model,
+        kernel: SampleKernel,
+        processors: ProcessorChain,
+        rows: Rows,
+        vocab_size: int,
     ) -> None:
+        self._vocab_size = vocab_size
         self._model = model
         self._kernel = kernel
         self._processors = processors
@@ -91,15 +94,15 @@ class Sampler:
         if not counts.any():
             return None
         wanted = np.arange(accepted.token_ids.shape[1]) < counts[:, None]
-        raw_rows = torch.from_numpy(sampled.raw_index[accepted.logit_rows[wanted]])
-        token_ids = torch.from_numpy(accepted.token_ids[wanted].astype(np.int64))
-        device = sampled.raw_logits.device
-        part = logprobs.entries(
-            sampled.raw_logits[raw_rows.to(device)],
-            token_ids.to(device),
+        at = torch.from_numpy(sampled.raw_index[accepted.logit_rows[wanted]])
+        raw = sampled.raw_logits
+        return logprobs_of(
+            lambda places: raw[at[places].to(raw.device)],
+            accepted.token_ids[wanted].astype(np.int64),
+            counts,
             int(num_top[counts > 0].max()),
+            raw.shape[1],
         )
-        return logprobs.join([part], counts)
 
     def prompt_logprobs(self, hidden: torch.Tensor, inputs: StepInputs) -> Logprobs | None:
         """Logprobs of the prompt tokens that this step's chunks predict; None when none are asked.
@@ -116,14 +119,14 @@ class Sampler:
         at = np.flatnonzero(wanted)
         if not len(at):
             return None
-        token_ids = self._rows.token_ids[rows[at], following[at]].astype(np.int64)
-        parts = []
-        for first in range(0, len(at), _PROMPT_POSITIONS):
-            piece = slice(first, first + _PROMPT_POSITIONS)
-            logits = self._model.logits(hidden[torch.from_numpy(at[piece]).to(hidden.device)])
-            targets = torch.from_numpy(token_ids[piece]).to(hidden.device)
-            parts.append(logprobs.entries(logits, targets, int(num_top[at].max())))
-        return logprobs.join(parts, np.bincount(inputs.owner[at], minlength=len(inputs.rows)))
+        places_of = torch.from_numpy(at)
+        return logprobs_of(
+            lambda places: self._model.logits(hidden[places_of[places].to(hidden.device)]),
+            self._rows.token_ids[rows[at], following[at]].astype(np.int64),
+            np.bincount(inputs.owner[at], minlength=len(inputs.rows)),
+            int(num_top[at].max()),
+            self._vocab_size,
+        )
 
     def _parameters(self, inputs: StepInputs, device: torch.device) -> SampleRows:
         table = self._rows

@@ -61,6 +61,11 @@ class Call:
         """The token ids of a choice's prompt."""
         return self.requests[choice // self.params.n].prompt_token_ids
 
+    def choices(self, request_id: str) -> range:
+        """The numbers of a request's choices."""
+        first = self._positions[request_id] * self.params.n
+        return range(first, first + self.params.n)
+
     def echoed(self, choice: int) -> str:
         """The prompt's text, as it stands before the choice's answer."""
         return "" if self.echo is None else self.echo[choice // self.params.n]
@@ -220,7 +225,6 @@ class Answer:
         self.texts.append(delta.text)
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs or ())
-        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs or ()
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason
@@ -236,6 +240,9 @@ async def gather(call: Call, submission: Submission) -> tuple[list[Answer], Usag
     tally, num_logprobs = Tally(call), 0
     async for delta in call.deltas(submission):
         answers[call.choice_index(delta)].add(delta)
+        if delta.prompt_logprobs is not None:
+            for choice in call.choices(delta.request_id):
+                answers[choice].prompt_logprobs = delta.prompt_logprobs
         tally.add(delta)
         num_logprobs += len(delta.logprobs or ()) * (1 + (call.params.logprobs or 0))
         if num_logprobs > call.model.limits.logprobs:

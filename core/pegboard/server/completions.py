@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from pegboard.request import SequenceDelta
+from pegboard.request import SequenceDelta, TokenLogprob
 from pegboard.server.call import Answer, Call, Tally, check_limits, make_call
 from pegboard.server.caller import Caller
 from pegboard.server.logprobs import ChoiceLogprobs, joined, prompt_logprobs
@@ -66,12 +66,19 @@ async def completion_chunks(
     """The answer in chunks; a choice's finish reason comes with its last text."""
     tally = Tally(call)
     streams: dict[int, _ChoiceStream] = {}
+    prompts: dict[str, Sequence[TokenLogprob | None]] = {}
     async for delta in call.deltas(submission):
         tally.add(delta)
         index = call.choice_index(delta)
         if index not in streams:
             streams[index] = _ChoiceStream(call, index, texts)
-        choice = streams[index].next(delta)
+        if delta.prompt_logprobs is not None:
+            prompts[delta.request_id] = delta.prompt_logprobs
+        stream, values = streams[index], prompts.get(delta.request_id, ())
+        if stream.echoes and call.has_logprobs:
+            choice = await asyncio.to_thread(stream.next, delta, values)
+        else:
+            choice = stream.next(delta, values)
         if choice.text or choice.logprobs or choice.finish_reason or choice.token_ids:
             yield _completion(call, [choice], tally.so_far)
     if call.include_usage:
@@ -87,24 +94,36 @@ class _ChoiceStream:
         self._logprobs = ChoiceLogprobs(texts, call.params.logprobs or 0)
         self._echo: str | None = None if call.echo is None else call.echoed(index)
 
-    def next(self, delta: SequenceDelta) -> CompletionChoice:
+    @property
+    def echoes(self) -> bool:
+        """Whether the next chunk begins with the prompt."""
+        return self._echo is not None
+
+    def next(
+        self, delta: SequenceDelta, prompt_logprobs: Sequence[TokenLogprob | None]
+    ) -> CompletionChoice:
         echo, self._echo = self._echo, None
         return CompletionChoice(
             index=self._index,
             text=(echo or "") + delta.text,
-            logprobs=self._columns(delta, echo),
+            logprobs=self._columns(delta, echo, prompt_logprobs),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
             token_ids=delta.token_ids if self._call.return_token_ids else UNSET,
         )
 
-    def _columns(self, delta: SequenceDelta, echo: str | None) -> CompletionLogprobs | None:
+    def _columns(
+        self,
+        delta: SequenceDelta,
+        echo: str | None,
+        prompt_logprobs: Sequence[TokenLogprob | None],
+    ) -> CompletionLogprobs | None:
         if self._call.params.logprobs is None:
             return None
         parts = []
         if echo is not None:
             prompt = self._call.prompt(self._index)
-            parts.append(self._logprobs.prompt(echo, prompt, delta.prompt_logprobs or ()))
+            parts.append(self._logprobs.prompt(echo, prompt, prompt_logprobs))
         if delta.logprobs:
             parts.append(self._logprobs.answer(delta.logprobs))
         return joined(parts)

@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 
 from pegboard.engine.breaker import CutOff
-from pegboard.errors import EngineDied, EngineError, PegboardError, UserError
+from pegboard.errors import EngineDied, EngineError, PegboardError, RequestFailed, UserError
 from pegboard.request import Request
 from pegboard.server.keys import without_keys
 from pegboard.server.messages import (
@@ -25,6 +25,7 @@ from pegboard.server.messages import (
     Built,
     Deltas,
     Failed,
+    Faulted,
     FromEngine,
     Loading,
     Ready,
@@ -148,11 +149,12 @@ class EngineClient:
             EngineError: the engine is not ready, or gone.
         """
         self._check_ready()
+        message = encode(Add(tuple(requests)))  # what cannot be sent has left nothing behind
         submission = Submission(requests, self._close)
         for request in requests:
             self._submissions[request.request_id] = submission
             self.waiting.add(request)
-        self._send(Add(tuple(requests)))
+        self._socket.send(message)
         return submission
 
     async def reset_prefix_cache(self) -> None:
@@ -214,7 +216,9 @@ class EngineClient:
                 self.metrics, self.metrics_time = message.metrics, time.monotonic()
                 self.cut_off = message.cut_off
             case Refused():
-                self._refuse(message)
+                self._refuse(message.request_ids, message.error())
+            case Faulted():
+                self._refuse(message.request_ids, RequestFailed(message.line))
             case ResetDone():
                 self._confirm_reset()
             case Built():
@@ -239,11 +243,11 @@ class EngineClient:
                 self.waiting.begin(delta)
                 submission.push(delta)
 
-    def _refuse(self, message: Refused) -> None:
-        for request_id in message.request_ids:
+    def _refuse(self, request_ids: Sequence[str], error: PegboardError) -> None:
+        for request_id in request_ids:
             if submission := self._submissions.get(request_id):
-                submission.fail(message.error())
-        self._forget(message.request_ids)
+                submission.fail(error)
+        self._forget(request_ids)
 
     def _confirm_reset(self) -> None:
         done = self._resets.popleft()

@@ -17,7 +17,7 @@ import zmq
 
 from pegboard.compose import Prepared, from_wire, start_engine
 from pegboard.engine.core import EngineCore
-from pegboard.errors import RequestError, UserError
+from pegboard.errors import RequestError, RequestFailed, UserError
 from pegboard.lifeline import end_with_parent, leave_signals_to_parent
 from pegboard.progress import progress_bar
 from pegboard.server.logs import configure_logging
@@ -27,6 +27,7 @@ from pegboard.server.messages import (
     Built,
     Deltas,
     Failed,
+    Faulted,
     FromEngine,
     Loading,
     Ready,
@@ -113,16 +114,21 @@ class EngineLoop:
                 raise AssertionError("the engine has started")
 
     def _add(self, message: Add) -> None:
-        taken: list[str] = []
+        ids = tuple(request.request_id for request in message.requests)
+        num_taken = 0
         try:
             for request in message.requests:
                 self._engine.add(request)
-                taken.append(request.request_id)
+                num_taken += 1
+            return
         except RequestError as error:
-            for request_id in taken:
-                self._engine.abort(request_id)
-            ids = tuple(request.request_id for request in message.requests)
-            self._channel.send(Refused(ids, error.param, error.was, error.allowed, error.fix))
+            answer: FromEngine = Refused(ids, error.param, error.was, error.allowed, error.fix)
+        except RequestFailed as error:
+            logger.exception("request %r failed", ids[num_taken])
+            answer = Faulted(ids, str(error))
+        for request_id in ids[:num_taken]:
+            self._engine.abort(request_id)
+        self._channel.send(answer)
 
     def _step(self) -> None:
         deltas = self._engine.step()

@@ -1,8 +1,8 @@
 """The messages between the server's process and the engine's, msgpack over a private socket.
 
 The server sends `Start` once, then `Add`, `Abort` and `Reset` at will, and `Stop` to end. The engine's
-process answers `Built`, `Loading`, then `Ready` or `Failed`, then `Deltas`, `Refused`, one `ResetDone`
-for each `Reset` in order and, once a second, `Status`.
+process answers `Built`, `Loading`, then `Ready` or `Failed`, then `Deltas`, `Refused`, `Faulted`, one
+`ResetDone` for each `Reset` in order and, once a second, `Status`.
 """
 
 from __future__ import annotations
@@ -99,6 +99,13 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
         return RequestError(self.param, self.was, allowed=self.allowed, fix=self.fix)
 
 
+class Faulted(msgspec.Struct, frozen=True, tag="faulted"):
+    """None of these requests was taken, by a fault that is not their sender's."""
+
+    request_ids: tuple[str, ...]
+    line: str
+
+
 class ResetDone(msgspec.Struct, frozen=True, tag="reset_done"):
     """No request can begin with KV that was computed before."""
 
@@ -114,7 +121,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     cut_off: tuple[CutOff, ...] = ()
 
 
-FromEngine = Built | Loading | Ready | Failed | Deltas | Refused | ResetDone | Status
+FromEngine = Built | Loading | Ready | Failed | Deltas | Refused | Faulted | ResetDone | Status
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

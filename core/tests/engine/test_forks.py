@@ -105,14 +105,17 @@ def test_aborted_siblings_leave_nothing_behind(
     assert engine.core.ledger()[0].free == 64
 
 
-def test_who_wants_logprobs_of_the_prompt_computes_it(bench: Make, expected: Expected) -> None:
+def test_logprobs_of_the_prompt_are_computed_and_handed_out_once(
+    bench: Make, expected: Expected
+) -> None:
     engine = bench()
-    engine.add("a", PROMPT, n=2, max_tokens=3, prompt_logprobs=0)
-    _check(engine, expected, 2, 3)
-    assert _num_computed(engine) == 2 * (30 + 2)
-    for index in range(2):
-        values = engine.outputs["a", index].deltas[0].prompt_logprobs
-        assert [value and value.token_id for value in values] == [None, *PROMPT[1:]]
+    engine.add("a", PROMPT, n=40, max_tokens=3, prompt_logprobs=0)
+    _check(engine, expected, 40, 3)
+    assert _num_computed(engine) == 30 + 2 + 39 * (1 + 2)
+    deltas = [delta for output in engine.outputs.values() for delta in output.deltas]
+    (values,) = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs]
+    assert values == engine.outputs["a", 0].deltas[0].prompt_logprobs
+    assert [value and value.token_id for value in values] == [None, *PROMPT[1:]]
 
 
 def test_nothing_is_forked_from_one_that_was_preempted_in_this_plan(

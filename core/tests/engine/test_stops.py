@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from pegboard.engine.stops import TextStream
+from pegboard.engine.stops import TextStream, stop_texts
+
+Make = Callable[..., Any]
 
 letters = st.text(alphabet="ab", min_size=1, max_size=5)
 
@@ -46,7 +50,7 @@ def test_shown_text_is_the_text_before_the_stop_however_it_arrives(
     pieces: list[str], rest: str, stop: list[str]
 ) -> None:
     text, stopped_by = _whole("".join(pieces) + rest, stop)
-    stream = TextStream(Pieces(pieces, rest), stop)
+    stream = TextStream(Pieces(pieces, rest), stop_texts(stop, None))
     shown = ""
     for token_id in range(len(pieces)):
         shown += stream.add(token_id)
@@ -65,7 +69,9 @@ def test_without_stop_texts_nothing_is_held_back(pieces: list[str]) -> None:
 
 
 def test_only_what_could_become_a_stop_is_held_back() -> None:
-    stream = TextStream(Pieces(["one tw", "elve", " two", " th", "ree"], ""), ["two three"])
+    stream = TextStream(
+        Pieces(["one tw", "elve", " two", " th", "ree"], ""), stop_texts(["two three"], 9)
+    )
     assert [stream.add(index) for index in range(5)] == ["one ", "twelve", " ", "", ""]
     assert stream.stopped_by == "two three"
 
@@ -93,7 +99,7 @@ def test_a_stop_text_that_is_complete_too_early_is_passed_over(
         stopped_by = max((word for end, word in found if end == first), key=len)
         expected = text[: first - len(stopped_by)]
 
-    stream = TextStream(Pieces([*early, *late], ""), stop)
+    stream = TextStream(Pieces([*early, *late], ""), stop_texts(stop, None))
     shown = ""
     for index in range(len(text)):
         shown += stream.add(index, may_stop=index >= len(early))
@@ -106,3 +112,37 @@ def test_a_stop_text_that_is_complete_too_early_is_passed_over(
 def test_without_a_tokenizer_there_is_no_text() -> None:
     stream = TextStream(None, ())
     assert stream.add(3) == "" and stream.finish() == ""
+
+
+def test_a_long_stop_text_costs_what_the_answer_takes() -> None:
+    """Its table, shared by all sequences, grows as far as one of them has matched."""
+    tracemalloc.start()
+    stop = stop_texts(["ab" * 900_000, "b" * 1_900_000], None)
+    streams = [TextStream(Pieces(["ab", "c"], ""), stop) for _ in range(128)]
+    for stream in streams:
+        assert "".join(map(stream.add, [0] * 40 + [1])) == "ab" * 40 + "c"
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10 * 2**20, "two texts of about 2 MB each, and little else"
+
+
+def test_no_stop_text_is_kept_that_is_longer_than_any_answer() -> None:
+    assert [stop.text for stop in stop_texts(["abc", "ab", "abcd", "ab"], 3)] == ["abc", "ab"]
+
+
+def test_the_longest_answer_is_counted_in_bytes_of_its_tokens(bench: Make) -> None:
+    class Ones:
+        def add(self, token_ids: Sequence[int]) -> str:
+            return "1" * len(token_ids)
+
+        def finish(self) -> str:
+            return ""
+
+    engine = bench(make_detokenizer=Ones, max_token_bytes=1)
+    for name, length in (("fits", 9), ("too long", 10)):
+        engine.add(name, [1], max_tokens=9, stop=("1" * length,))
+    outputs = engine.run()
+    assert [outputs[name, 0].last.finish_reason for name in ("fits", "too long")] == [
+        "stop",
+        "length",
+    ]

@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from pegboard.errors import EngineError
+from pegboard.interfaces import workload
+from pegboard.interfaces.workload import MIN_LOGPROBS_ROWS
+from pegboard.runner.logprobs import logprobs_of
 
 PROMPT = list(range(40, 63))
 OTHER = [7, 300, 7, 300, 12]
@@ -135,6 +138,46 @@ def test_prompt_logprobs_are_those_of_decoding_the_same_tokens(make_host: Any, s
         assert got == pytest.approx(np.concatenate([getattr(d, name) for d in decoded]), abs=1e-5)
     top = np.concatenate([p.top_ids for p in parts])[tail, :2]
     assert np.array_equal(top, np.concatenate([d.top_ids for d in decoded]))
+
+
+def test_logits_for_logprobs_exist_a_few_rows_at_a_time(
+    make_host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+
+    def run() -> Any:
+        host = make_host()
+        model = host.runner._loaded.model
+        logits = model.logits
+
+        def counted(hidden: torch.Tensor) -> Any:
+            rows.append(len(hidden))
+            return logits(hidden)
+
+        monkeypatch.setattr(model, "logits", counted)
+        host.admit(0, [*PROMPT, *OTHER] * 3, num_prompt_logprobs=3)
+        host.prefill([0])
+        return host.results[0].prompt_logprobs
+
+    whole = run()
+    assert max(rows) == len(whole.token_ids) > 3 * MIN_LOGPROBS_ROWS
+    rows.clear()
+    monkeypatch.setattr(workload, "MAX_LOGPROBS_BYTES", 1)
+    cut = run()
+    assert max(rows) == MIN_LOGPROBS_ROWS
+    for name in ("token_ids", "ranks", "top_ids"):
+        assert np.array_equal(getattr(cut, name), getattr(whole, name))
+    assert cut.top_logprobs == pytest.approx(whole.top_logprobs, abs=1e-5)
+
+
+def test_of_equal_logits_the_lower_ids_are_reported() -> None:
+    logits = torch.zeros(3, 50)
+    logits[1, 7] = logits[1, 30] = 1.0
+    logits[2] = torch.arange(50.0)
+    token_ids, counts = np.array([0, 30, 49]), np.array([1, 2])
+    found = logprobs_of(lambda places: logits[places], token_ids, counts, 4, 50)
+    assert found.top_ids.tolist() == [[0, 1, 2, 3], [7, 30, 0, 1], [49, 48, 47, 46]]
+    assert found.ranks.tolist() == [1, 1, 1]
 
 
 def test_only_rows_that_asked_get_logprobs(make_host: Any) -> None:
