@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from copy import deepcopy
 
 import numpy as np
 
 from pegboard.engine.step_builder import Entry, Plan
 from pegboard.interfaces.kv import KVGroup
-from pegboard.step import GroupUpdate, Int32, RowAdmission, RowRelease, StepBatch
+from pegboard.step import GroupUpdate, Int32, RowAdmission, RowRelease, StepBatch, copy_plain
 
 
 def build_batch(
@@ -70,7 +69,7 @@ def _admission(entry: Entry) -> RowAdmission:
             else -1
         ),
         # A worker in this process gets this very object; the next admission needs it unchanged.
-        processors=deepcopy(seq.owner.processors),
+        processors=copy_plain(seq.owner.processors),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from pegboard.errors import PLUGIN_FAILURES, described
 from pegboard.interfaces.logits_processor import LogitRow, LogitsProcessor
 from pegboard.runner.inputs import StepInputs, node_path
 from pegboard.runner.rows import Rows
-from pegboard.step import Bool, read_only
+from pegboard.step import Bool, copy_plain, read_only
 
 Int64 = NDArray[np.int64]
 
@@ -54,7 +53,7 @@ class ProcessorChain:
         for name, values in params.items():
             try:
                 # Theirs to keep: nobody else sees what a processor does to them.
-                self._processors[name].admit(row, deepcopy(values))
+                self._processors[name].admit(row, copy_plain(values))
                 self._admitted[name][row] = True
             except PLUGIN_FAILURES as error:
                 self._refused[row] = _failure(name, error)
