@@ -151,6 +151,7 @@ CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
         (POST + b"content-length : 1\r\n\r\na", "header"),
         (POST + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "Transfer-Encoding"),
         (POST + b"transfer-encoding: chunked\r\n" * 2 + b"\r\n0\r\n\r\n", "Transfer-Encoding"),
+        (CHUNKED + b"1\r\na\r\n" * 1200 + b"0\r\n\r\n", "few bytes"),
         (CHUNKED + b"x\r\na\r\n0\r\n\r\n", "chunk"),
         (CHUNKED + b"-1\r\na\r\n0\r\n\r\n", "chunk"),
         (CHUNKED + b"0x1\r\na\r\n0\r\n\r\n", "chunk"),
@@ -185,6 +186,22 @@ def test_a_request_that_can_be_read_in_two_ways_is_refused(
         error = json.loads(body)["error"]  # and nothing follows it
         assert complaint in error["message"]
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 1000), (20, 3000), (10_000, 50)])
+def test_a_body_in_chunks_of_some_bytes_is_read(size: int, count: int) -> None:
+    chunk = f"{size:x}\r\n{'a' * size}\r\n".encode()
+
+    async def run() -> bytes:
+        async with listening() as (url, _):
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(CHUNKED + chunk * count + b"0\r\n\r\n")
+            async with asyncio.timeout(20):
+                answer = await reader.readuntil(b"done")
+            writer.close()
+            return answer
+
+    assert asyncio.run(run()).startswith(b"HTTP/1.1 200 ")
 
 
 UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAAA\r\n"

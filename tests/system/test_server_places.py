@@ -136,6 +136,19 @@ def test_the_soft_limit_is_raised(serve: Any, model: Path) -> None:
     assert psutil.Process(served.process.pid).rlimit(psutil.RLIMIT_NOFILE)[0] >= 728
 
 
+@pytest.mark.parametrize(("keep_alive_s", "is_kept"), [(0, False), (1, True)])
+def test_keep_alive_is_a_setting(
+    serve: Any, model: Path, keep_alive_s: int, is_kept: bool, sockets: ExitStack
+) -> None:
+    served = serve(model, "--set", f"server.keep_alive_s={keep_alive_s}")
+    connection = connect(served, sockets, GET)
+    answer = b""
+    while piece := connection.recv(2**16):  # to the connection's end
+        answer += piece
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert (b"connection: close" in answer.lower()) != is_kept
+
+
 def test_more_connections_than_files_are_refused_before_anything_starts(model: Path) -> None:
     program = Path(sys.executable).with_name("serve")
     more = f"--set server.max_connections={NUM_FILES}"

@@ -9,6 +9,11 @@ from h11._state import MIGHT_SWITCH_PROTOCOL
 
 MAX_HEAD_BYTES = 16 * 1024
 
+MAX_SMALL_CHUNKS = 1024
+MIN_CHUNK_BYTES = 16
+"""So many chunks of a body may be of any size; beyond these they hold so many bytes on average. Each takes
+as long to read as some thousand bytes."""
+
 
 class StrictHttp(h11.Connection):
     """The server's side of a connection.
@@ -21,6 +26,8 @@ class StrictHttp(h11.Connection):
 
     def __init__(self, max_head_bytes: int | None) -> None:
         super().__init__(h11.SERVER, max_head_bytes or MAX_HEAD_BYTES)
+        self._num_chunks = 0
+        self._num_bytes = 0
 
     @property
     def is_whole(self) -> bool:
@@ -32,7 +39,8 @@ class StrictHttp(h11.Connection):
         """As of h11.
 
         Raises:
-            h11.RemoteProtocolError: what came is no HTTP, or its end is said in two ways.
+            h11.RemoteProtocolError: what came is no HTTP, or its end is said in two ways, or it comes in
+                too small pieces.
         """
         if self.their_state is h11.IDLE:
             self._skip_empty_lines()
@@ -40,10 +48,19 @@ class StrictHttp(h11.Connection):
             event = super().next_event()
             if isinstance(event, h11.Request):
                 _check_framing(event)
+                self._num_chunks = self._num_bytes = 0
+            elif isinstance(event, h11.Data):
+                self._count(event)
         except h11.RemoteProtocolError as error:
             self.complaint = str(error)
             raise
         return event
+
+    def _count(self, data: h11.Data) -> None:
+        self._num_chunks += data.chunk_start
+        self._num_bytes += len(data.data)
+        if self._num_chunks > MAX_SMALL_CHUNKS + self._num_bytes // MIN_CHUNK_BYTES:
+            raise h11.RemoteProtocolError("chunks of a few bytes each")
 
     def _skip_empty_lines(self) -> None:
         """Some clients end a body with a line that its length does not count (RFC 9112, 2.2)."""
