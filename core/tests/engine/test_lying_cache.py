@@ -177,7 +177,7 @@ def assert_every_page_comes_back(engine: Any) -> None:
         assert ledger.free == ledger.total
 
 
-@pytest.mark.parametrize("pause_s", [0.0, 1.0], ids=["tried again at once", "cut off"])
+@pytest.mark.parametrize("pause_s", [0.0, 300.0], ids=["tried again at once", "cut off"])
 @pytest.mark.parametrize("lie", LIES)
 def test_no_lie_changes_a_token_or_costs_a_page(
     bench: Make,
