@@ -2,7 +2,8 @@
 
 Environment: the repository's own.
 Model: the folder hf-f32 that prepare_model.py writes, or a GGUF file.
---dtype: float32 (default), float64, bfloat16. Add ",torch" for the built-in kernels and attention.
+--dtype: float32 (default), float64, bfloat16. Add ",torch" for the built-in kernels and attention,
+",unlimited" for steps of any length while others decode.
 """
 import time
 
@@ -19,10 +20,11 @@ def main():
     flags = args.dtype.split(",")
     kind = flags[0] or "float32"
     parts = {"kernels": "torch", "attention": "torch"} if "torch" in flags else {}
+    limit = {"max_step_ms": "none"} if "unlimited" in flags else {}
     engine = Engine({
         "model": args.model, "dtype": kind, "threads": args.threads, "max_model_len": args.max_len,
         "prefix_cache": "on" if args.prefix_cache else "none",
-        "scheduler": {"max_num_seqs": args.max_batch}, **parts,
+        "scheduler": {"max_num_seqs": args.max_batch, **limit}, **parts,
     })
     load_s = time.perf_counter() - t0
 

@@ -1,0 +1,110 @@
+"""Two checkouts of Pegboard against each other: what a change costs, or gains, on this machine.
+
+Both engines generate in turns (see `rounds.py`), float32 weights; then both measure the host's part of a
+step (see `bench_step.py`). Prints a table and writes a JSON file.
+
+    python examples/bench/bench_ab.py ../before            # a checkout with an environment in .venv
+    python examples/bench/bench_ab.py ../before --case 1x128x64 --rounds 15 --running 64 256
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from math import comb
+from pathlib import Path
+from typing import Any
+
+from peer_process import prepare_models
+from report import circumstances, markdown, write_result
+from rounds import PARTS, ratios, round_options, started, take_turns
+
+HERE = Path(__file__).parent
+CASES = ("1x128x64", "8x128x64")
+VARIANTS = {"after": "float32", "after, no limit of a step's time": "float32,unlimited"}
+"""A name to the flags of `peer_pegboard.py`."""
+CONFIDENCE = 0.95
+HOST_STEP = """
+import json, sys, tempfile
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from bench_step import measure
+from thin_model import write_thin_model
+with tempfile.TemporaryDirectory() as name:
+    write_thin_model(Path(name) / "thin")
+    found = measure(Path(name) / "thin", int(sys.argv[2]), int(sys.argv[3]), text=True)
+print(json.dumps(found["step"]["wall"]["median"]))
+"""
+
+
+def main() -> None:
+    parser = round_options(__doc__, [])
+    parser.add_argument("before", type=Path, help="the other checkout")
+    parser.add_argument("--running", type=int, nargs="*", default=[256], help="of host steps")
+    parser.add_argument("--steps", type=int, default=300, help="of a round")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "ab.json")
+    options = parser.parse_args()
+    options.case = options.case or list(CASES)
+    prepare_models(options.models)
+    result = circumstances() | {"rounds": options.rounds, "threads": options.threads}
+    pythons = {"before": str(options.before / ".venv" / "bin" / "python")}
+    pythons |= dict.fromkeys(VARIANTS, sys.executable)
+    peers = [
+        started(name, python, ("pegboard", "hf-f32", VARIANTS.get(name, "float32")), options)
+        for name, python in pythons.items()
+    ]
+    result["cases"] = take_turns(peers, options)
+    for peer in peers:
+        peer.close()
+    result["host_steps"] = {
+        str(running): _host_steps(options.before, running, options) for running in options.running
+    }
+    write_result(options.out, result)
+    print(table(result))
+
+
+def table(result: dict[str, Any]) -> str:
+    """Speed after to speed before: the median of the rounds, and the interval that holds it."""
+    rows = []
+    for case, runs in result["cases"].items():
+        for name in VARIANTS:
+            shown = [_interval(ratios(runs[name], runs["before"], part)) for part in PARTS]
+            rows.append([case, name, *shown])
+    for running, lasted in result["host_steps"].items():
+        values = [b / a for b, a in zip(lasted["before"], lasted["after"], strict=True)]
+        rows.append([f"host step, {running} sequences", "after", _interval(values), "", ""])
+    return markdown(["speed to before", "", *PARTS], rows)
+
+
+def _host_steps(before: Path, running: int, options: Any) -> dict[str, list[float]]:
+    """Microseconds of the median host step of each round."""
+    checkouts = {
+        "before": (before / ".venv" / "bin" / "python", before / "examples" / "bench"),
+        "after": (Path(sys.executable), HERE),
+    }
+    found: dict[str, list[float]] = {name: [] for name in checkouts}
+    for number in range(options.rounds):
+        for name in list(checkouts)[:: 1 if number % 2 else -1]:
+            python, bench = checkouts[name]
+            argv = [str(python), "-c", HOST_STEP, str(bench), str(running), str(options.steps)]
+            output = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+            found[name].append(float(output))
+    return found
+
+
+def _interval(values: list[float]) -> str:
+    """The median, and the order statistics between which the true one lies with `CONFIDENCE`."""
+    ordered, count = sorted(values), len(values)
+    outside, cut = 0.0, 0
+    while cut < (count - 1) // 2:
+        outside += 2 * comb(count, cut) / 2**count
+        if outside > 1 - CONFIDENCE:
+            break
+        cut += 1
+    low, high = ordered[max(cut - 1, 0)], ordered[count - max(cut, 1)]
+    return f"{statistics.median(values):.3f} ({low:.3f} to {high:.3f})"
+
+
+if __name__ == "__main__":
+    main()
