@@ -36,8 +36,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from traceback import walk_tb
 
-PLUGIN_FAILURES = (Exception, SystemExit)
-"""What may come out of a plugin's call and ends nothing but that call: sys.exit does not end us either."""
+INTERRUPTS = (KeyboardInterrupt, GeneratorExit)
+"""What is nobody's fault. Whatever else comes out of a plugin, be it by sys.exit or out of a library's
+panic, ends nothing but the call that it came out of."""
+
+MAX_REASON_LEN = 300
+"""Characters of why a plugin is cut off."""
+
+_MAX_PLACE_LEN = 120
 
 _SHOWN = 1000
 """Characters of what was found, which may come from a file or a client and be of any length."""
@@ -57,10 +63,26 @@ def described(error: BaseException) -> str:
     """An exception of others' code in one line."""
     try:
         return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-    except KeyboardInterrupt:
+    except INTERRUPTS:
         raise
     except BaseException:  # it may err as well when it is asked what it is
         return type(error).__name__
+
+
+def reason_of(error: BaseException) -> str:
+    """What a plugin raised, and where, in one line of at most `MAX_REASON_LEN` characters."""
+    place = _raised_at(error)
+    return described(error)[: MAX_REASON_LEN - len(place)] + place
+
+
+def _raised_at(error: BaseException) -> str:
+    """` (file:line in function)` where a plugin raised it; "": the call itself did not come off."""
+    frames = list(walk_tb(error.__traceback__))[1:]
+    if not frames:
+        return ""
+    frame, number = frames[-1]
+    place = f"{Path(frame.f_code.co_filename).name}:{number} in {frame.f_code.co_name}"
+    return f" ({place[:_MAX_PLACE_LEN]})"
 
 
 def _one_line(text: str) -> str:
@@ -248,12 +270,3 @@ class KernelUnusable(EngineError):
         self.named = named
         fix = "; fix: leave it to auto" if named else ""
         super().__init__(f"kernel {family!r} for {operation} fails its self-test: {reason}{fix}")
-
-
-def raised_at(error: BaseException) -> str:
-    """` (file:line in function)` where a plugin raised it; "": the call itself did not come off."""
-    frames = list(walk_tb(error.__traceback__))[1:]
-    if not frames:
-        return ""
-    frame, number = frames[-1]
-    return f" ({Path(frame.f_code.co_filename).name}:{number} in {frame.f_code.co_name})"

@@ -14,7 +14,7 @@ from pegboard.compose import prepare
 from pegboard.engine import breaker
 from pegboard.errors import InterfaceNotSatisfied
 from pegboard.interfaces.drafter import Drafter
-from pegboard.testing.erring_drafter import ErringDrafter
+from pegboard.testing.erring_drafter import ErringDrafter, Panic
 from pegboard.testing.guessing_drafter import GuessingDrafter
 from pegboard.testing.invariance import (
     Case,
@@ -168,6 +168,35 @@ def test_taps_that_do_not_exist_are_refused_before_weights_load(
     named = taps[-1] if isinstance(taps, tuple) and isinstance(taps[-1], int) else taps
     assert f"drafter 'Tapping' wants taps: {named!r}" in str(caught.value)
     assert "allowed: layers 0 to 1 of the model, and -1" in str(caught.value)
+
+
+def _raising(error: BaseException) -> property:
+    def taps(_: Any) -> Any:
+        raise error
+
+    return property(taps)
+
+
+@pytest.mark.parametrize(
+    ("taps", "said"),
+    [
+        (_raising(ZeroDivisionError("no")), "reading its taps failed: ZeroDivisionError: no"),
+        (_raising(Panic()), "reading its taps failed: Panic"),
+        (property(lambda _: itertools.count()), "wants taps: 2; allowed"),
+        (property(lambda _: itertools.repeat(0)), "wants more than 3 taps"),
+    ],
+    ids=["raises", "panics", "counts", "repeats"],
+)
+def test_taps_that_cannot_be_read_are_the_drafters_fault(
+    config: dict[str, Any], taps: property, said: str
+) -> None:
+    class Tapping(GuessingDrafter):
+        pass
+
+    Tapping.taps = taps  # type: ignore[assignment]
+    with pytest.raises(InterfaceNotSatisfied) as caught:
+        Engine(config | drafting("Tapping"), drafter=Tapping({}, 1.0))
+    assert said in str(caught.value) and "Tapping" in str(caught.value)
 
 
 def test_an_engine_tells_what_its_drafter_did_and_brings_it_back(

@@ -37,11 +37,14 @@ from pegboard.interfaces.logits_processor import LogitsProcessor
 class Params(BaseModel):
     raises: str = ""
     nested: Any = None
+    spoils: bool = False
 
     @model_validator(mode="after")
     def check(self):
         if self.raises:
             raise getattr(builtins, self.raises)("on request")
+        if self.spoils:
+            self.nested = object()
         return self
 
 
@@ -107,6 +110,16 @@ def test_parameters_too_deep_to_copy_are_refused(served: Any, http: httpx.Client
     answer = http.post(COMPLETIONS, json=body)
     assert answer.status_code == 400, answer.text
     assert http.post(COMPLETIONS, json={"prompt": [5], "max_tokens": 1}).status_code == 200
+
+
+def test_parameters_that_a_plugin_spoils_are_not_the_clients_mistake(
+    served: Any, http: httpx.Client
+) -> None:
+    answer = http.post(
+        COMPLETIONS, json={"prompt": [5], "processors": {"touchy": {"spoils": True}}}
+    )
+    assert answer.status_code == 500, answer.text
+    assert "logits processor 'touchy'" in answer.json()["error"]["message"]
 
 
 def test_min_tokens_where_every_token_ends_is_refused(model: Path, http: httpx.Client) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +21,7 @@ MAX_TRIALS = 4
 
 
 def plugins(
+    context: typer.Context,
     config: Annotated[
         Path | None, typer.Option("--config", help="A YAML file: its single-file plugins too.")
     ] = None,
@@ -33,7 +34,8 @@ def plugins(
     """List the installed plugins. None of them is imported without --load, which ends with status 2 when
     one does not work."""
     read = load_config(config) if config is not None else None
-    listings = list_plugins(read)
+    own = getattr(context.find_root().command, "commands", {})
+    listings = [_with_passed_over(listing, own) for listing in list_plugins(read)]
     if load:
         listings = _loaded(listings, read, load_limit)
     if as_json:
@@ -42,6 +44,16 @@ def plugins(
         print_lines(_lines(listings))
     if load and any(_is_at_fault(listing) for listing in listings):
         raise typer.Exit(2)
+
+
+def _with_passed_over(listing: PluginListing, own: Container[str]) -> PluginListing:
+    """The listing with a line for each command whose name is one of the core's own."""
+    lines = tuple(
+        f"command {thing.name!r} is the core's own, so this one never runs"
+        for thing in listing.provides
+        if thing.interface == "command" and thing.name in own
+    )
+    return msgspec.structs.replace(listing, claims=listing.claims + lines)
 
 
 def _loaded(

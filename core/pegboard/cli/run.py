@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Sequence
 
 import typer
 
+from pegboard.cli.output import print_tracebacks
 from pegboard.errors import CompositionRefused, ConfigMistakes, UserError, printable
 
 
@@ -33,8 +33,7 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, *, name: str) -> int:
         reasons = _mistakes(error)
         if not reasons:
             raise
-        if os.environ.get("PEGBOARD_RAISE") == "1":
-            traceback.print_exception(error)
+        print_tracebacks(["".join(traceback.format_exception(error))])
         for reason in reasons:
             typer.echo(f"error: {printable(reason)}", err=True)
         return 2

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from operator import index
 
+from pegboard.config_values import shown
 from pegboard.errors import InterfaceNotSatisfied
 from pegboard.interfaces.drafter import Drafter
 from pegboard.interfaces.model import ModelShape
 from pegboard.plugins.composition import Part
+from pegboard.plugins.guard import guarded
 
 
 def taps_of(drafter: Drafter, part: Part, shape: ModelShape) -> tuple[int, ...]:
@@ -17,15 +20,21 @@ def taps_of(drafter: Drafter, part: Part, shape: ModelShape) -> tuple[int, ...]:
         part: the drafter's, for messages.
 
     Raises:
-        InterfaceNotSatisfied: one of them is none of the model's.
+        InterfaceNotSatisfied: one of them is none of the model's, or they cannot be read.
     """
-    try:
-        taps = tuple(index(tap) for tap in drafter.taps)
-    except TypeError as problem:
-        raise _refused(part, f"taps: {drafter.taps!r}", shape) from problem
+    most = len(shape.taps)
+    with guarded(InterfaceNotSatisfied, part.origin, "reading its taps"):
+        wanted = drafter.taps
+        try:
+            # One more than there are shows that there are too many; an iterator may have no end.
+            taps = tuple(index(tap) for tap in islice(wanted, most + 1))
+        except TypeError as problem:
+            raise _refused(part, f"taps: {shown(wanted)}", shape) from problem
     for tap in taps:
         if tap not in shape.taps:
             raise _refused(part, f"taps: {tap}", shape)
+    if len(taps) > most:
+        raise _refused(part, f"more than {most} taps", shape)
     return taps
 
 

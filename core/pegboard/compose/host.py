@@ -15,7 +15,7 @@ from pegboard.compose.worker import OnTensor, build_worker, ignore
 from pegboard.engine.core import EngineCore
 from pegboard.engine.guarded_cache import GuardedCache
 from pegboard.engine.parts import EngineParts
-from pegboard.errors import KernelUnusable, PegboardError, PluginFailed
+from pegboard.errors import INTERRUPTS, KernelUnusable, PegboardError, PluginFailed
 from pegboard.interfaces.executor import ExecutorContext, Worker
 from pegboard.interfaces.kv_allocator import AllocatorContext
 from pegboard.interfaces.observer import ObserverContext
@@ -56,25 +56,31 @@ def start_engine(
     """
     unusable: frozenset[tuple[str, str]] = frozenset()
     while True:
-        engine = build_engine(prepared, on_tensor, on_built)
         try:
-            engine.start()
-            return engine, prepared
+            return _started(prepared, on_tensor, on_built), prepared
         except KernelUnusable as failure:
-            engine.close()
             if failure.named:
                 raise
             unusable |= {(failure.operation, failure.family)}
         except BaseException as problem:
-            engine.close()
             _blame(problem, prepared.composition)
             raise
         prepared = prepare(prepared.config, unusable=unusable, **prepared.objects)
 
 
+def _started(prepared: Prepared, on_tensor: OnTensor, on_built: Callable[[], None]) -> EngineCore:
+    engine = build_engine(prepared, on_tensor, on_built)
+    try:
+        engine.start()
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
 def _blame(problem: BaseException, composition: Composition) -> None:
     """Raises PluginFailed when what ended the start was raised in a plugin's files."""
-    if isinstance(problem, (PegboardError, KeyboardInterrupt)):
+    if isinstance(problem, (PegboardError, *INTERRUPTS)):
         return
     origin = culprit(problem, [manifest.origin for manifest in composition.manifests])
     if origin is not None:

@@ -17,6 +17,9 @@ from pegboard.compose.preparing import Prepared, to_wire
 from pegboard.errors import PluginFailed
 from pegboard.plugins.manifest import Manifest
 
+MAX_FILE_BYTES = 16 * 2**20
+"""Most that a file may hold which the trial's process writes, its standard error and report included."""
+
 LIMIT_S = 60.0
 """How long a trial may take; torch and a compiled library load in ten seconds on a busy machine."""
 
@@ -165,5 +168,7 @@ def _read(report: Path) -> list[Began | Finding | Skipped | Done]:
 
 def _last_line(stderr: Path) -> str:
     """What the process said last."""
-    lines = stderr.read_bytes()[-2000:].decode("utf-8", "replace").split("\n")
+    with stderr.open("rb") as file:
+        file.seek(max(0, stderr.stat().st_size - 2000))
+        lines = file.read(2000).decode("utf-8", "replace").split("\n")
     return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from pegboard.compose.host import build_engine
 from pegboard.compose.making import Maker
 from pegboard.compose.preparing import from_wire
 from pegboard.compose.sample_contexts import DTYPE, GROUP, kernel_context, sample_context
-from pegboard.compose.trial import Began, Done, Finding, Skipped, TrialRequest
+from pegboard.compose.trial import MAX_FILE_BYTES, Began, Done, Finding, Skipped, TrialRequest
 from pegboard.compose.worker import ignore, worker_parts
 from pegboard.errors import FactoryFailed, UserError, described
 from pegboard.interfaces.kernel import Kernel
@@ -74,6 +75,7 @@ class Report(logging.Handler):
 
 def main(arguments: Sequence[str]) -> int:
     """Tries what the folder's request says; does not return, since a plugin's threads would hold it."""
+    _limit_files()
     folder = Path(arguments[0])
     request = msgspec.json.decode((folder / "request.json").read_bytes(), type=TrialRequest)
     report = Report(folder / "report")
@@ -85,6 +87,13 @@ def main(arguments: Sequence[str]) -> int:
         _try_plugin(request.manifest, report)
     report.write(Done())
     os._exit(0)
+
+
+def _limit_files() -> None:
+    """A plugin that prints without end meets an error, and fills no disk."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = MAX_FILE_BYTES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILE_BYTES)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
 def _make_worker_parts(composition: Composition) -> None:

@@ -10,9 +10,7 @@ from pegboard.compose.drafter_taps import taps_of
 from pegboard.compose.kv_scales import read_kv_scales
 from pegboard.compose.making import Maker
 from pegboard.compose.tied_head import check_tied_head
-from pegboard.errors import (
-    KernelUnusable,
-)
+from pegboard.errors import INTERRUPTS, KernelUnusable
 from pegboard.interfaces.attention import AttentionContext
 from pegboard.interfaces.checkpoint import CheckpointSource
 from pegboard.interfaces.drafter import DrafterContext
@@ -132,7 +130,9 @@ def _kernel(maker: Maker, composition: Composition, choice: KernelChoice) -> Ker
     kernel: Kernel = maker.make(choice.part, context)
     try:
         kernel.self_test()
-    except Exception as problem:
+    except INTERRUPTS:
+        raise
+    except BaseException as problem:
         raise KernelUnusable(
             choice.operation, choice.part.name, str(problem), named=choice.named
         ) from problem

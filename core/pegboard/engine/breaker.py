@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from pegboard.errors import PLUGIN_FAILURES, described, raised_at
+from pegboard.errors import INTERRUPTS, MAX_REASON_LEN, reason_of
 from pegboard.interfaces.observer import BreakerChanged, ErrorHappened, Event
 
 MAX_CALL_S = 5.0
@@ -21,14 +21,8 @@ FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 300.0
 """Longest pause; and how long a plugin must have done well to begin anew with the first one."""
 
-MAX_REASON_LEN = 300
-
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-INTERRUPTS = (KeyboardInterrupt, GeneratorExit)
-"""What is nobody's fault: whoever else raises, be it by sys.exit or out of a library's panic, has erred."""
 
 
 class CutOff(msgspec.Struct, frozen=True):
@@ -105,9 +99,11 @@ class Breaker:
         started = clock()
         try:
             answer = function(*args, **kwargs)
-        except PLUGIN_FAILURES as error:
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
             self.seconds += clock() - started
-            self._open(type(error).__name__, described(error), raised_at(error))
+            self._open(type(error).__name__, reason_of(error))
             raise PluginErred from error
         taken = clock() - started
         self.seconds += taken
@@ -149,7 +145,7 @@ class Breaker:
         news, self._news = self._news, []
         return news
 
-    def _open(self, kind: str, reason: str, place: str = "") -> None:
+    def _open(self, kind: str, reason: str) -> None:
         now = self._clock()
         did_well = self._state is _State.CLOSED and now - self._closed_at > MAX_PAUSE_S
         if did_well or not self._pause_s:
@@ -158,7 +154,7 @@ class Breaker:
             self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
         self._until = now + self._pause_s
         self._state = _State.OPEN
-        self._reason = reason[:MAX_REASON_LEN] + place
+        self._reason = reason[:MAX_REASON_LEN]
         line = f"{self.part} {self.name!r} is cut off for {self._pause_s:g} s: {self._reason}"
         self._news.append(ErrorHappened(kind, line))
         self._news.append(BreakerChanged(self.part, self.name, True, self._reason))

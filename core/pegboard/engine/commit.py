@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from pegboard.engine.breaker import INTERRUPTS
 from pegboard.engine.logprobs import logprobs_of
 from pegboard.engine.observers import Observers
 from pegboard.engine.outputs import delta
@@ -14,7 +13,7 @@ from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.queue import Queue
 from pegboard.engine.sequence import OpenRequest, Sequence
 from pegboard.engine.step_builder import Plan
-from pegboard.errors import described
+from pegboard.errors import INTERRUPTS, described
 from pegboard.interfaces.observer import ErrorHappened, SequenceFinished
 from pegboard.request import FinishReason, SequenceDelta
 from pegboard.step import Logprobs, StepResult
@@ -190,7 +189,9 @@ class Committer:
             if request.prompt_logprobs is not None and entry.seq.ended is None:
                 try:
                     request.prompt_logprobs.add(logprobs, row, entry.start)
-                except Exception as error:
+                except INTERRUPTS:
+                    raise
+                except BaseException as error:
                     self._fail_alone(request, error, now)
 
     def _fail_alone(self, request: OpenRequest, error: BaseException, now: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pegboard.engine.batch import build_batch
-from pegboard.engine.breaker import INTERRUPTS, CutOff
+from pegboard.engine.breaker import CutOff
 from pegboard.engine.commit import Committer, Tally
 from pegboard.engine.drafting import Drafting
 from pegboard.engine.forks import Forks
@@ -22,7 +22,7 @@ from pegboard.engine.queue import Queue
 from pegboard.engine.reporting import ledger_line, step_done
 from pegboard.engine.step_budget import StepBudget
 from pegboard.engine.step_builder import Plan, PlannedStep
-from pegboard.errors import EngineError, RequestError, RequestFailed, described
+from pegboard.errors import INTERRUPTS, EngineError, RequestError, RequestFailed, described
 from pegboard.interfaces.kv_allocator import KVLedger
 from pegboard.interfaces.observer import (
     ErrorHappened,
@@ -60,7 +60,9 @@ class EngineCore:
             if parts.verifies_pages
             else None,
         )
-        self._budget = StepBudget(parts.max_num_batched_tokens, parts.max_step_s)
+        self._budget = StepBudget(
+            parts.max_num_batched_tokens, parts.max_step_s, parts.num_speculative_tokens
+        )
         self._drafting = Drafting(parts)
         self._scheduler = GuardedScheduler(parts, self._queue, self._new_step)
         self._breakers = (
@@ -96,7 +98,8 @@ class EngineCore:
             except (RequestError, *INTERRUPTS):
                 raise
             except BaseException as error:
-                line = f"the request could not be taken: {described(error)}"
+                said = str(error) if isinstance(error, RequestFailed) else described(error)
+                line = f"the request could not be taken: {said}"
                 self._observers.tell(ErrorHappened("RequestFailed", line, request.request_id))
                 raise RequestFailed(line) from error
 

@@ -24,6 +24,8 @@ class Drafting:
 
     def max_drafts(self) -> int:
         """Most draft nodes a row in the next step; 0 while the drafter is cut off."""
+        if not self._max_drafts:
+            return 0
         return self._max_drafts if self.breaker.retry(self._try_again) else 0
 
     def note(self, plan: Plan, result: StepResult) -> None:

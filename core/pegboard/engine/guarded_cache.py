@@ -7,6 +7,7 @@ from contextlib import suppress
 from operator import index
 
 from pegboard.engine.breaker import Breaker, PluginErred
+from pegboard.errors import INTERRUPTS
 from pegboard.interfaces.kv_allocator import SharedPages
 from pegboard.interfaces.prefix_cache import Hit, Prefix, PrefixCache
 
@@ -106,7 +107,9 @@ class GuardedCache(PrefixCache):
                 return self._miss
             # What has no length may have no end.
             pages = tuple(tuple(map(index, ids)) for ids in hit.pages if len(ids) <= limit)
-        except (Exception, SystemExit) as error:
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
             raise self._mistake("match", hit, "a Hit") from error
         if not 0 < num_tokens <= limit or len(pages) != len(self._held):
             raise self._mistake("match", hit, f"a Hit of at most {limit} tokens")
@@ -118,7 +121,9 @@ class GuardedCache(PrefixCache):
         """The references that a publication brought: to pages that it was given, each for once."""
         try:
             new = [(index(group), index(page)) for group, page in answer] if len(answer) else []
-        except (Exception, SystemExit) as error:
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
             raise self._mistake("publish", answer, "(group, page) pairs") from error
         if not new:
             return new
@@ -145,7 +150,9 @@ class GuardedCache(PrefixCache):
     ) -> Sequence[int]:
         try:
             evicted = [index(page) for page in answer] if len(answer) else []
-        except (Exception, SystemExit) as error:
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
             raise self._mistake("evict", answer, "page numbers") from error
         if len(set(evicted)) < len(evicted) or len(evicted) > num_pages:
             raise self._mistake("evict", evicted, f"{num_pages} pages at most, each once")
@@ -186,5 +193,7 @@ class GuardedCache(PrefixCache):
 def _shown(answer: object) -> str:
     try:
         return repr(answer)[:80]
-    except Exception:
+    except INTERRUPTS:
+        raise
+    except BaseException:
         return "that cannot be shown"

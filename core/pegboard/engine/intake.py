@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import time
 from bisect import bisect_left
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.sequence import OpenRequest, Sequence
 from pegboard.engine.stops import StopText, TextStream, stop_texts
-from pegboard.errors import RequestError
+from pegboard.errors import RequestError, RequestFailed
 from pegboard.interfaces.kv_allocator import Answer, Verdict
 from pegboard.request import Request, SamplingParams, check_plain
 
@@ -34,6 +35,7 @@ class Intake:
 
         Raises:
             RequestError: it cannot be honoured.
+            RequestFailed: what a plugin made of it cannot be used.
         """
         self._check_ids(request)
         # A token that is not shown would never be found as text.
@@ -46,7 +48,7 @@ class Intake:
         stop_ids = eos_ids | frozenset(params.stop_token_ids)
         self._check_end(params, stop_ids)
         processors = self._parts.processor_params(params)
-        check_plain("processors", processors)
+        _check_made(processors)
         seed = self._draw_seed() if params.seed is None else params.seed
         opened = OpenRequest(
             request=request,
@@ -171,3 +173,14 @@ class Intake:
             return secrets.randbits(64)
         text = f"{self._parts.seed} {self._num_requests}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def _check_made(processors: dict[str, dict[str, Any]]) -> None:
+    """What the client sent was plain; what a processor's model made of it may not be."""
+    for name, values in processors.items():
+        try:
+            check_plain(name, values)
+        except RequestError as problem:
+            raise RequestFailed(
+                f"what logits processor {name!r} made of its parameters is not plain: {problem.was}"
+            ) from problem

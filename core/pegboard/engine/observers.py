@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from pegboard.engine.breaker import Breaker, PluginErred
+from pegboard.errors import INTERRUPTS
 from pegboard.interfaces.observer import Event, MetricsText, Observer
 
 _logger = logging.getLogger(__name__)
@@ -42,7 +43,9 @@ class _Guarded:
     def close(self) -> None:
         try:
             self.observer.close()
-        except (Exception, SystemExit):
+        except INTERRUPTS:
+            raise
+        except BaseException:
             _logger.exception("closing observer %s raised", self.breaker.name)
 
     def _is_back(self) -> bool:

@@ -26,13 +26,15 @@ class StepBudget:
     nearer to what smaller steps let expect, until it is tried once more.
     """
 
-    def __init__(self, most: int, max_step_s: float | None) -> None:
+    def __init__(self, most: int, max_step_s: float | None, max_drafts: int) -> None:
         """
         Args:
             most: tokens that no step exceeds.
             max_step_s: seconds that a step may take while a sequence decodes; None: any.
+            max_drafts: most draft nodes of a sequence.
         """
         self._most = most
+        self._max_drafts = max_drafts
         self._max_step_s = max_step_s
         self._seconds: dict[int, float] = {}
         self._lowered = most if max_step_s is None else min(MIN_TOKENS, most)
@@ -41,9 +43,13 @@ class StepBudget:
         """Most tokens of the next step."""
         if self._lowered >= self._most:
             return self._most
-        num_decoding = sum(
-            1 + seq.num_drafts for seq in queue.running if seq.num_known - seq.num_computed == 1
-        )
+        all_fit = queue.num_running * (1 + self._max_drafts) + MIN_PROMPT_TOKENS <= self._lowered
+        num_decoding = 0
+        for seq in queue.running:
+            if seq.num_known - seq.num_computed == 1:
+                if all_fit:
+                    return self._lowered
+                num_decoding += 1 + seq.num_drafts
         if not num_decoding:
             return self._most
         return min(self._most, max(self._lowered, num_decoding + MIN_PROMPT_TOKENS))

@@ -15,7 +15,7 @@ from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.queue import Queue
 from pegboard.engine.sequence import Sequence
-from pegboard.errors import PLUGIN_FAILURES, described
+from pegboard.errors import INTERRUPTS, described
 from pegboard.interfaces.kv_allocator import Growth
 from pegboard.interfaces.prefix_cache import Hit
 from pegboard.interfaces.scheduler import SequenceView, StepBuilder
@@ -316,7 +316,9 @@ class PlannedStep(StepBuilder):
         drafts that are not used, or all that there are."""
         try:
             count = index(getattr(self._policy, question)(view))
-        except PLUGIN_FAILURES as error:
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
             self._on_policy_mistake(f"{question}: {described(error)}")
             return 0
         if not 0 <= count <= limit:

@@ -10,7 +10,7 @@ import msgspec
 from pydantic import BaseModel
 
 from pegboard.config_values import shown
-from pegboard.errors import ManifestFunctionFailed, UserError
+from pegboard.errors import INTERRUPTS, ManifestFunctionFailed, UserError
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.kv import TensorSpec
 from pegboard.interfaces.model import ModelShape
@@ -67,7 +67,7 @@ class ManifestFunction:
         # Without the watch of `guarded`: some are asked once for every tensor.
         try:
             answer = self.function(*arguments)
-        except (KeyboardInterrupt, UserError):
+        except (UserError, *INTERRUPTS):
             raise
         except BaseException as problem:
             raise failure(

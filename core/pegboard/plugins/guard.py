@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Timer
 from traceback import walk_tb
 
-from pegboard.errors import PluginError, UserError, described
+from pegboard.errors import INTERRUPTS, PluginError, UserError, described
 from pegboard.plugins.manifest import Origin
 
 SLOW_S = 10.0
@@ -51,7 +51,7 @@ def guarded(
         yield
     except passes:
         raise
-    except KeyboardInterrupt:
+    except INTERRUPTS:
         raise
     except BaseException as problem:  # a plugin that calls sys.exit has failed too
         raise failure(kind, origin, doing, problem, fix=fix) from problem

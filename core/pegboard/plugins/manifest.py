@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pegboard.errors import InterfaceVersionRefused, ManifestInvalid
+from pegboard.errors import InterfaceVersionRefused, ManifestInvalid, printable
 from pegboard.plugins.contracts import CONTRACTS
 from pegboard.plugins.manifest_text import ManifestTextInvalid, parse_toml
 
@@ -17,13 +17,13 @@ OBJECT = "object"
 SINGLE_FILE = "file"
 """The distribution of a plugin in a single file; its manifest alone says its name."""
 
-Dotted = Annotated[str, msgspec.Meta(pattern=r"^[\w.]*:\w+$")]
+Dotted = Annotated[str, msgspec.Meta(pattern=r"^[\w.]*:\w+\Z")]
 """`package.module:name`; `:name` is in the plugin's own module."""
 
-Name = Annotated[str, msgspec.Meta(pattern=r"^[^\s]{1,100}$")]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[^\s]{1,100}\Z")]
 """Configs, metrics and logs say it."""
 
-Line = Annotated[str, msgspec.Meta(pattern=r"^[^\r\n]{0,500}$")]
+Line = Annotated[str, msgspec.Meta(pattern=r"^[^\r\n]{0,500}\Z")]
 
 Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 
@@ -49,7 +49,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         if self.distribution == OBJECT:
             return f"object of {self.module}"
-        return f"{self.distribution} {self.version}".strip() + f", {self.path}"
+        return printable(f"{self.distribution} {self.version}".strip() + f", {self.path}")
 
     @property
     def owner(self) -> str:
@@ -208,6 +208,8 @@ def parse_manifest(text: str, origin: Origin) -> Manifest:
             origin=str(origin),
             fix=origin.remedy,
         ) from None
+    for said in (raw.plugin.name, raw.plugin.summary):
+        _check_printable(f"says of itself {said!r}", said, origin)
     if origin.distribution == SINGLE_FILE:
         origin = msgspec.structs.replace(origin, plugin=raw.plugin.name)
     elif raw.plugin.name != origin.plugin:
@@ -249,13 +251,7 @@ def check_entry(entry: Provides, origin: Origin) -> None:
     Raises:
         ManifestInvalid, InterfaceVersionRefused: as `parse_manifest`.
     """
-    if not entry.name.isprintable():
-        raise ManifestInvalid(
-            origin.plugin,
-            f"provides {entry.name!r}, a name with characters that are not printable",
-            origin=str(origin),
-            fix=origin.remedy,
-        )
+    _check_printable(f"provides {entry.name!r}", entry.name, origin)
     contract = CONTRACTS.get(entry.interface)
     if contract is None:
         raise ManifestInvalid(
@@ -277,6 +273,16 @@ def check_entry(entry: Provides, origin: Origin) -> None:
         raise ManifestInvalid(
             origin.plugin,
             f"{entry.interface} {entry.name!r} lacks {', '.join(missing)}",
+            origin=str(origin),
+            fix=origin.remedy,
+        )
+
+
+def _check_printable(what: str, text: str, origin: Origin) -> None:
+    if not text.isprintable():
+        raise ManifestInvalid(
+            origin.plugin,
+            f"{what}, with characters that are not printable",
             origin=str(origin),
             fix=origin.remedy,
         )

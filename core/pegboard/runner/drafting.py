@@ -68,6 +68,8 @@ def checked(answer: object, seen: Observation) -> tuple[Drafts, Float32]:
     for name in ("rows", "offsets", "token_ids", "parents"):
         _check_array(name, getattr(drafts, name), np.int32)
     _check_array("the probabilities", confidences, np.float32)
+    if not (len(drafts.rows) or len(drafts.token_ids) or len(confidences)):
+        return drafts, confidences
     # NaN is in no interval.
     if not bool(((confidences >= 0) & (confidences <= 1)).all()):
         raise EngineError("propose answered probabilities that are not from 0 to 1")

@@ -9,7 +9,7 @@ from typing import ParamSpec
 import numpy as np
 import torch
 
-from pegboard.errors import PLUGIN_FAILURES, EngineError, described, raised_at
+from pegboard.errors import INTERRUPTS, MAX_REASON_LEN, EngineError, reason_of
 from pegboard.interfaces.drafter import MAX_CALL_S, Drafter, Observation
 from pegboard.runner.drafting import checked, observe, of_rows
 from pegboard.runner.inputs import StepInputs
@@ -49,7 +49,10 @@ class GuardedDrafter:
 
     def admit(self, admission: RowAdmission) -> None:
         """A sequence took a row."""
-        self._known[admission.row] = self._call(self._drafter.admit, admission)
+        has_it = self._call(self._drafter.admit, admission)
+        self._known[admission.row] = has_it and not self._is_cut_off
+        if has_it and self._is_cut_off:  # it took the row, and too long for it
+            self._owed[admission.row] = len(admission.token_ids)
 
     def release(self, row: int, num_tokens: int) -> None:
         """A row is given back; one that the drafter does not know is no news to it."""
@@ -94,7 +97,7 @@ class GuardedDrafter:
             self._rows.drafts.put(drafts, confidences)
 
     def _call(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Whether a call came off; one that does not is the last."""
+        """Whether a call came back. One that does not, or takes too long, is the last."""
         if self._is_cut_off:
             return False
         started = time.perf_counter()
@@ -102,17 +105,21 @@ class GuardedDrafter:
             function(*args, **kwargs)
         except EngineError as error:
             self._cut_off(str(error))
-        except PLUGIN_FAILURES as error:
-            self._cut_off(described(error) + raised_at(error))
+            return False
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
+            self._cut_off(reason_of(error))
+            return False
         taken = time.perf_counter() - started
-        if taken > MAX_CALL_S and not self._is_cut_off:
+        if taken > MAX_CALL_S:
             name = getattr(function, "__name__", "a call").lstrip("_")
             self._cut_off(f"{name} took {taken:.1f} s; allowed: {MAX_CALL_S:g}")
-        return not self._is_cut_off
+        return True
 
     def _cut_off(self, reason: str) -> None:
         """The rows that it has stay its own until it can be told that they are gone."""
-        self._is_cut_off, self._failure = True, reason
+        self._is_cut_off, self._failure = True, reason[:MAX_REASON_LEN]
         for row in np.flatnonzero(self._known).tolist():
             self._owed[row] = int(self._rows.num_known[row])
         self._known[:] = False

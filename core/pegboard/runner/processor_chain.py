@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pegboard.errors import PLUGIN_FAILURES, described
+from pegboard.errors import INTERRUPTS, described
 from pegboard.interfaces.logits_processor import LogitRow, LogitsProcessor
 from pegboard.runner.inputs import StepInputs, node_path
 from pegboard.runner.rows import Rows
@@ -55,7 +55,9 @@ class ProcessorChain:
                 # Theirs to keep: nobody else sees what a processor does to them.
                 self._processors[name].admit(row, copy_plain(values))
                 self._admitted[name][row] = True
-            except PLUGIN_FAILURES as error:
+            except INTERRUPTS:
+                raise
+            except BaseException as error:
                 self._refused[row] = _failure(name, error)
 
     def release(self, row: int) -> None:
@@ -66,7 +68,9 @@ class ProcessorChain:
                 admitted[row] = False
                 try:
                     self._processors[name].release(row)
-                except PLUGIN_FAILURES:
+                except INTERRUPTS:
+                    raise
+                except BaseException:
                     _log.exception("logits processor %r: releasing row %d raised", name, row)
 
     def apply(self, logits: torch.Tensor, inputs: StepInputs) -> Processed:
@@ -100,7 +104,9 @@ class ProcessorChain:
         try:
             self._change(name, logits, chosen, inputs)
             return {}
-        except PLUGIN_FAILURES as error:
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
             if len(chosen) == 1:
                 return {int(chosen[0]): _failure(name, error)}
         failures: dict[int, str] = {}

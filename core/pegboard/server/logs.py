@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import logging
 
+from pegboard.errors import printable
+
+
+class _PrintableLines(logging.Formatter):
+    """Lines, a traceback's too, hold what plugins, files and clients say: no terminal obeys them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(printable, super().format(record).split("\n")))
+
 
 def configure_logging() -> None:
     """Sets up the root logger, unless the embedding program has done so."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PrintableLines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

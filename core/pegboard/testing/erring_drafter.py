@@ -20,6 +20,10 @@ class Mute(Exception):
         raise ValueError
 
 
+class Panic(BaseException):
+    """What a library in Rust raises."""
+
+
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "ValueError": lambda: ValueError("no"),
     "SystemExit": lambda: SystemExit(3),
@@ -27,6 +31,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "MemoryError": MemoryError,
     "StopIteration": StopIteration,
     "Mute": Mute,
+    "Panic": Panic,
 }
 
 

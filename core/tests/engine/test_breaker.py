@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from pegboard.engine import breaker as breaker_module
 from pegboard.engine.breaker import FIRST_PAUSE_S, MAX_CALL_S, MAX_PAUSE_S, Breaker, PluginErred
+from pegboard.errors import MAX_REASON_LEN
 from pegboard.interfaces.observer import BreakerChanged, ErrorHappened
+from pegboard.testing.erring_drafter import Panic
 
 
 class Clock:
@@ -53,7 +54,9 @@ def test_answers_come_through(breaker: Breaker) -> None:
     assert not breaker.is_open and breaker.cut_off is None and breaker.take_news() == []
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), RecursionError()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), SystemExit(3), RecursionError(), Panic()], ids=repr
+)
 def test_what_raises_is_cut_off(breaker: Breaker, error: BaseException) -> None:
     trip(breaker, error)
     assert breaker.is_open and breaker.cut_off is not None
@@ -73,6 +76,12 @@ def test_an_error_that_cannot_be_shown_is_named(breaker: Breaker) -> None:
 
     trip(breaker, Mute())
     assert breaker.cut_off is not None and breaker.cut_off.reason.startswith("Mute")
+
+
+def test_a_reason_is_short_and_says_where(breaker: Breaker) -> None:
+    trip(breaker, ValueError("no" * MAX_REASON_LEN))
+    assert breaker.cut_off is not None and len(breaker.cut_off.reason) == MAX_REASON_LEN
+    assert breaker.cut_off.reason.endswith(" in fail)")
 
 
 def test_an_interruption_is_nobodys_mistake(breaker: Breaker) -> None:
@@ -153,4 +162,4 @@ def test_a_resync_that_fails_is_a_trial_that_fails(breaker: Breaker, clock: Cloc
 def test_a_reason_is_short(breaker: Breaker) -> None:
     breaker.mistake("x" * 10_000)
     assert breaker.cut_off is not None
-    assert len(breaker.cut_off.reason) == breaker_module.MAX_REASON_LEN
+    assert len(breaker.cut_off.reason) == MAX_REASON_LEN

@@ -16,7 +16,7 @@ from pegboard.interfaces.observer import ErrorHappened, Event, MetricsText, Obse
 from pegboard.interfaces.prefix_cache import Hit, Prefix
 from pegboard.interfaces.scheduler import QueueView, Scheduler, StepBuilder
 from pegboard.interfaces.speculation_policy import DraftView, SpeculationPolicy
-from pegboard.testing.erring_drafter import Mute
+from pegboard.testing.erring_drafter import Mute, Panic
 
 Make = Callable[..., Any]
 Expected = Callable[..., tuple[int, ...]]
@@ -161,10 +161,16 @@ def test_an_observer_that_calls_back_is_cut_off(bench: Make, expected: Expected,
     assert engine.core.observers == ()
 
 
-def test_an_observer_cannot_exit(bench: Make, expected: Expected) -> None:
-    engine = bench(observers=(Listening(_raise(SystemExit(3))),))
+@pytest.mark.parametrize("error", [SystemExit(3), Panic()], ids=repr)
+def test_an_observer_cannot_end_the_engine(
+    bench: Make, expected: Expected, error: BaseException
+) -> None:
+    observer = Listening(_raise(error))
+    observer.close = _raise(error)  # type: ignore[method-assign]
+    engine = bench(observers=(observer,))
     engine.add("a", [1, 2], max_tokens=6)
     assert engine.run()["a", 0].token_ids == expected([1, 2], 6)
+    engine.core.close()
 
 
 class Stumbling(Observer, MetricsText):
@@ -267,7 +273,7 @@ class Answering(SpeculationPolicy):
 
 @pytest.mark.parametrize(
     "answer",
-    [None, 1.5, -1, 10**9, float("nan"), "2", ValueError("no"), SystemExit(3), Mute()],
+    [None, 1.5, -1, 10**9, float("nan"), "2", ValueError("no"), SystemExit(3), Panic(), Mute()],
     ids=lambda answer: type(answer).__name__,
 )
 def test_what_a_policy_answers_changes_no_token(

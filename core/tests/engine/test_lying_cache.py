@@ -13,6 +13,7 @@ import pytest
 from pegboard.engine import breaker as breaker_module
 from pegboard.interfaces.observer import BreakerChanged, ErrorHappened, Event, Observer
 from pegboard.interfaces.prefix_cache import Hit, Prefix
+from pegboard.testing.erring_drafter import Panic
 
 Make = Callable[..., Any]
 Expected = Callable[..., tuple[int, ...]]
@@ -107,6 +108,20 @@ def _exits(cache: Any, answer: Any, *arguments: Any) -> Any:
     raise SystemExit(1)
 
 
+def _panics(cache: Any, answer: Any, *arguments: Any) -> Any:
+    raise Panic
+
+
+class Panicking:
+    """No number, and worse."""
+
+    def __index__(self) -> int:
+        raise Panic
+
+    def __repr__(self) -> str:
+        raise Panic
+
+
 JUNK: tuple[object, ...] = (None, 3, "pages", [(1.5, 2)], iter([(0, 1)]))
 
 LIES: dict[str, Lie] = {
@@ -136,6 +151,8 @@ LIES: dict[str, Lie] = {
     "evicts one at a time": instead("evict", lambda cache, pages, *_: pages[:1]),
     **{f"{method} raises": instead(method, _raises) for method in METHODS},
     **{f"{method} exits": instead(method, _exits) for method in METHODS},
+    **{f"{method} panics": instead(method, _panics) for method in METHODS},
+    "answers what panics": instead("evict", lambda *_: [Panicking()]),
     **{
         f"{method} answers a {type(answer).__name__}": instead(
             method, lambda *_, answer=answer: answer

@@ -14,6 +14,7 @@ import pytest
 from pegboard.engine import breaker as breaker_module
 from pegboard.interfaces.observer import BreakerChanged, Event, Observer
 from pegboard.interfaces.scheduler import QueueView, Scheduler, StepBuilder
+from pegboard.testing.erring_drafter import Panic
 
 Make = Callable[..., Any]
 Expected = Callable[..., tuple[int, ...]]
@@ -124,6 +125,11 @@ def exits(lying: Lying, queue: QueueView, step: Any) -> None:
     raise SystemExit(3)
 
 
+def panics(lying: Lying, queue: QueueView, step: Any) -> None:
+    well(lying, queue, step)
+    raise Panic
+
+
 def recurs(lying: Lying, queue: QueueView, step: Any) -> None:
     recurs(lying, queue, step)
 
@@ -173,6 +179,7 @@ CUT_OFF: tuple[Plan, ...] = (
     with_another_builder,
     raises_half_way,
     exits,
+    panics,
     recurs,
     of_no_number,
     of_no_sequence,

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pegboard.errors import RequestError, RequestFailed
 from pegboard.interfaces.observer import ErrorHappened, Event, Observer
+from pegboard.testing.erring_drafter import Panic
 
 Make = Callable[..., Any]
 Expected = Callable[..., tuple[int, ...]]
 
 FAULTS = [MemoryError(), RecursionError("deep"), ValueError("broke"), SystemExit(3)]
-
-
-class Panic(BaseException):
-    """What a library in Rust raises."""
 
 
 class Errors(Observer):
@@ -145,14 +143,40 @@ DEEP: Any = "x"
 for _ in range(2000):
     DEEP = [DEEP]
 
+NOT_PLAIN = [object(), 2**80, {"deep": DEEP}, np.zeros(2)]
 
-@pytest.mark.parametrize("values", [object(), 2**80, {"deep": DEEP}], ids=["object", "int", "deep"])
+
+@pytest.mark.parametrize("values", NOT_PLAIN, ids=["object", "int", "deep", "array"])
 def test_parameters_that_cannot_travel_are_met_at_intake(bench: Make, values: Any) -> None:
-    """Else the batch that admits the row could not be built, and all requests would end."""
+    """Else the batch that admits the row could not be built, and all requests would end. Who made them
+    is at fault: the client who sent them, or the plugin."""
     engine = bench(processor_params=lambda params: {"mine": {"values": values}})
-    with pytest.raises((RequestError, RequestFailed)):
+    with pytest.raises(RequestFailed, match="taken: what logits processor 'mine' made of"):
         engine.add("a", [1])
+    with pytest.raises(RequestError, match=r"processors: .*(plain values|nested too deeply)"):
+        engine.add("a", [1], processors={"mine": {"values": values}})
     assert not engine.core.has_work()
+
+
+class Broken:
+    """Prompt logprobs that cannot be kept."""
+
+    is_complete = False
+
+    def add(self, *_: Any) -> None:
+        raise Panic
+
+
+def test_prompt_logprobs_that_cannot_be_kept_end_their_request_alone(
+    bench: Make, expected: Expected
+) -> None:
+    engine = bench()
+    engine.add("fails", [1, 2, 3], max_tokens=5, prompt_logprobs=1)
+    engine.add("stays", [1, 2, 3], max_tokens=5, prompt_logprobs=1)
+    engine.core._queue.request("fails").prompt_logprobs = Broken()
+    outputs = engine.run()
+    assert "Panic" in str(outputs["fails", 0].last.error)
+    assert outputs["stays", 0].token_ids == expected([1, 2, 3], 5)
 
 
 def test_where_no_token_is_left_a_request_is_refused(bench: Make) -> None:

@@ -45,7 +45,7 @@ ONE = Rows(Row(1))
 
 
 def _measured(steps: dict[int, float], most: int = 2048, max_step_s: float = 0.2) -> StepBudget:
-    budget = StepBudget(most, max_step_s)
+    budget = StepBudget(most, max_step_s, 0)
     for num_tokens, seconds in steps.items():
         budget.note(num_tokens, seconds)
     return budget
@@ -75,7 +75,7 @@ def test_the_largest_size_counts_whose_step_is_short_enough(
 
 @pytest.mark.parametrize("max_step_s", [None, 0.2])
 def test_a_prompt_that_nobody_waits_for_gets_all(max_step_s: float | None) -> None:
-    budget = StepBudget(2048, max_step_s)
+    budget = StepBudget(2048, max_step_s, 0)
     budget.note(2048, 2.5)
     assert budget.num_tokens(Rows()) == 2048
     assert budget.num_tokens(Rows(Row(1000), Row(2))) == 2048
@@ -83,11 +83,11 @@ def test_a_prompt_that_nobody_waits_for_gets_all(max_step_s: float | None) -> No
 
 
 def test_sequences_that_decode_fit_with_their_drafts_and_a_chunk_beside_them() -> None:
-    budget = StepBudget(2048, 0.2)
+    budget = StepBudget(2048, 0.2, 4)
     budget.note(64, 1.0)
     rows = [Row(1, num_drafts=4) for _ in range(100)]
     assert budget.num_tokens(Rows(*rows, Row(500))) == 500 + MIN_PROMPT_TOKENS
-    assert StepBudget(300, 0.2).num_tokens(Rows(*rows)) == 300
+    assert StepBudget(300, 0.2, 4).num_tokens(Rows(*rows)) == 300
 
 
 @pytest.mark.parametrize("most", [1, 50, 64, 100, 3000])

@@ -16,6 +16,7 @@ from pegboard.cli import main
 from pegboard.compose import prepare
 from pegboard.config import Config
 from pegboard.plugins.listing import list_plugins
+from pegboard.plugins.manifest import SINGLE_FILE, Origin, parse_manifest
 
 Place = Callable[..., Path]
 Configure = Callable[..., Config]
@@ -228,10 +229,34 @@ BROKEN: dict[str, dict[str, Any]] = {
     "quotes": {"more": 'x = "' + '\\"' * 30_000},
     "bell": {"name": "be\\u0007ll"},
     "newline": {"name": "two\\nlines"},
+    "end_of_line": {"name": "line\\n"},
+    "end_of_summary": {
+        "more": '[[provides]]\ninterface = "scheduler"\nversion = 0\nname = "b"\nsummary = "a\\n"'
+    },
+    "end_of_function": {"more": 'estimate = ":bytes\\n"'},
     "again": {
         "more": '[[provides]]\ninterface = "scheduler"\nversion = 0\nname = "one_by_one"\nsummary = ""'
     },
 }
+
+
+@pytest.mark.parametrize("field", ["name", "summary"])
+@pytest.mark.parametrize("text", ["be\\u0007ll", "\\u001b[2J", "\\u202eme", "me\\n"])
+def test_a_plugin_says_of_itself_what_can_be_printed(field: str, text: str) -> None:
+    said = {"name": "mine", "summary": "Of the test", field: text}
+    header = "".join(f'{key} = "{value}"\n' for key, value in said.items())
+    origin = Origin(plugin="mine", distribution=SINGLE_FILE, version="", module="m", path="m.py")
+    with pytest.raises(errors.ManifestInvalid, match=f"printable|plugin.{field}"):
+        parse_manifest(f"provides = []\n[plugin]\n{header}", origin)
+
+
+def test_a_command_that_the_core_has_is_told(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place("greedy", "greedy", interface="command", name="serve")
+    assert main(["plugins"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "contested" in line]
+    assert line.strip().startswith("contested: command 'serve' is the core's own")
 
 
 def test_no_plugin_that_nothing_names_stops_or_garbles_a_command(

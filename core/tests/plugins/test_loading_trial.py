@@ -88,6 +88,10 @@ BROKEN: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     "ends": (EXIT, "PluginFailed.*import: ended the process with status 0"),
     "crashes": ("import ctypes; ctypes.string_at(0)", "PluginFailed.*import: .*SIGSEGV"),
     "hangs": ("import time; time.sleep(1000)", "PluginFailed.*import: took more than 12 s"),
+    "endless": (
+        "import sys\nwhile True: sys.stderr.write('endless' * 9999)",
+        "PluginImportFailed.*OSError.*too large",
+    ),
     "misspelt": (GOOD.replace("_schedulers", "_schedular"), "UnknownHook.*pegboard_schedular"),
     "argument": (GOOD.replace("lers():", "lers(engine):"), "HookSignatureWrong.*engine"),
     "hookless": ("", "ManifestHookMismatch.*no hook provides: scheduler 'hookless'"),

@@ -52,6 +52,49 @@ def test_a_single_file_plugin(tmp_path: Path, named: Configure) -> None:
     assert engine.prepared.composition.parts["scheduler"].origin.path == str(path)
 
 
+ALLOCATOR = """# /// pegboard
+# [plugin]
+# name = "mine"
+# [[provides]]
+# interface = "kv_allocator"
+# version = 0
+# name = "mine"
+# summary = "A proxy that fails once it was looked at"
+# promises = ["sharing"]
+# ///
+from pegboard import hookimpl
+from pegboard.builtin.paged_allocator import PagedAllocator
+
+
+class Mine(PagedAllocator):
+    num_looked_at = 0
+
+    @property
+    def __class__(self):
+        Mine.num_looked_at += 1
+        if Mine.num_looked_at > 1:
+            raise RuntimeError("not again")
+        return Mine
+
+
+@hookimpl
+def pegboard_kv_allocators():
+    return {"mine": Mine}
+"""
+
+
+def test_what_raises_outside_of_factories_is_named_too(
+    tmp_path: Path, config_of: Configure
+) -> None:
+    path = tmp_path / "allocator.py"
+    path.write_text(ALLOCATOR)
+    config = config_of(
+        kv_cache={"memory": "8MiB", "allocator": "mine"}, plugins={"load": [str(path)]}
+    )
+    with pytest.raises(errors.PluginFailed, match=r"starting the engine failed.*not again"):
+        Engine(config)
+
+
 def test_files_of_one_name_are_different_plugins(tmp_path: Path, named: Configure) -> None:
     files = []
     for name in ("a", "b"):

@@ -12,7 +12,7 @@ import torch
 from pegboard.interfaces.drafter import Drafter, Observation
 from pegboard.interfaces.logits_processor import LogitsProcessor
 from pegboard.step import Drafts
-from pegboard.testing.erring_drafter import Mute
+from pegboard.testing.erring_drafter import Mute, Panic
 
 PROMPTS = {0: [40, 41, 42], 1: [7, 300, 7], 2: [101], 3: [5, 6]}
 LENGTH = 6
@@ -42,7 +42,7 @@ class Doing(LogitsProcessor):
     def release(self, row: int) -> None:
         self.releases.append(row)
         if self.asked.pop(row):
-            raise ValueError("release")
+            raise Panic
 
 
 def _raise(error: BaseException) -> Change:
@@ -56,6 +56,7 @@ def _raise(error: BaseException) -> Change:
 CHANGES: dict[str, Change] = {
     "raise": _raise(ValueError("no")),
     "exit": _raise(SystemExit(3)),
+    "panic": _raise(Panic()),
     "an error that cannot be shown": _raise(Mute()),
     "resize": lambda logits, i, view: logits.resize_(1, 3),
     "history": lambda logits, i, view: view.history.sort(),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.errors import EngineError
+from pegboard.errors import MAX_REASON_LEN, EngineError
 from pegboard.interfaces.drafter import Drafter, Observation
 from pegboard.runner import guarded_drafter
 from pegboard.testing.erring_drafter import ANSWERS, ERRORS, nodes_of
@@ -105,15 +105,16 @@ def drive(host: Any, drafter: Noting, expected: dict[int, list[int]], reason: st
     assert len(drafter.calls) == num_calls, "it was called while it was cut off"
     assert not any(result.drafter_failed for result in host.results[num_steps:])
 
-    host.release(2)
-    host.admit(2, PROMPTS[2])
     drafter.releases.clear()
+    for row in (2, 5):
+        host.release(row)
+        host.admit(row, PROMPTS[row])
     host.step({0: 1, 5: 1, 2: len(PROMPTS[2])}, propose=3, drafter_trial=1)
-    told = {row for row, _ in drafter.releases}
-    assert told <= before.keys() and 0 in told, "rows that it had are given back, and no other"
+    told = sorted(row for row, _ in drafter.releases)
+    assert told == sorted(before), "all rows that it had are given back, once, and no other"
     assert all(count <= before[row] for row, count in drafter.releases)
-    assert drafter.shown == [2]
-    assert host.results[-1].num_drafts.tolist() == [0, 0, 1]
+    assert drafter.shown == [5, 2]
+    assert host.results[-1].num_drafts.tolist() == [0, 1, 1]
     host.decode(PROMPTS, LENGTH, propose=3, drafter_trial=1)
     assert {row: host.output(row, LENGTH) for row in PROMPTS} == expected
 
@@ -123,6 +124,14 @@ def drive(host: Any, drafter: Noting, expected: dict[int, list[int]], reason: st
 def test_what_raises_is_cut_off(make_host: Any, expected: Any, method: str, error: str) -> None:
     drafter = Noting(method, lambda _: _raise(ERRORS[error]()))
     drive(make_host(drafter=drafter), drafter, expected, error)
+
+
+def test_a_long_reason_is_cut_and_says_where(make_host: Any, expected: Any) -> None:
+    drafter = Noting("propose", lambda _: _raise(ValueError("no" * 10**6)))
+    host = make_host(drafter=drafter)
+    drive(host, drafter, expected, " in _raise)")
+    (failure,) = [result.drafter_failed for result in host.results if result.drafter_failed]
+    assert len(failure) == MAX_REASON_LEN
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
