@@ -174,12 +174,14 @@ class LimitsConfig(Section):
         stop_token_ids: most ids that end a sequence.
         logit_bias: most biased ids.
         processors: most bytes, as JSON, of the parameters of logits processors.
-        echo: most characters of the prompts that an answer repeats, for each of its choices.
+        echo: most characters of the prompts that an answer repeats, for each of its choices. Of a prompt
+            that it repeats as token ids (`return_token_ids`), each counts for eight.
         logprobs: most logprobs in an answer: of each token that one is shown for, its own and those
             of the most likely ones. The answer of a stream does not count, as it is not kept.
-        queue: most sequences that wait, of all requests.
-        queue_tokens: most tokens of the prompts of all sequences that wait. `auto`: four times what can
-            run at once, and no less than 2**20.
+        queue: most sequences that wait, of all requests: while they do, others are answered with 503.
+            A request of more by itself is refused with 400.
+        queue_tokens: most tokens of the prompts of all sequences that wait; over it, as over `queue`.
+            `auto`: four times what can run at once, and no less than 2**20.
     """
 
     body: Size = 8 * 2**20

@@ -286,6 +286,18 @@ def test_files_that_are_named_exist(path: Path) -> None:
     assert [name for name in places if name != "core/pegboard/interfaces/x.py"] == []
 
 
+def test_the_layout_names_every_package_and_nothing_else() -> None:
+    layout = (ROOT / "README.md").read_text().split("## Layout")[1].split("```")[1]
+    inside = layout.split("  pegboard/\n")[1].split("\n  tests/")[0]
+    package = ROOT / "core" / "pegboard"
+    packages = {path.parent.name for path in package.glob("*/__init__.py")}
+    named = [
+        name for line in inside.splitlines() for name in re.findall(r"\S+/|\S+\.py", line[:47])
+    ]
+    assert {name.rstrip("/") for name in named if name.endswith("/")} == packages
+    assert [name for name in named if not (package / name).exists()] == []
+
+
 def test_make_targets_that_are_named_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):

@@ -74,6 +74,7 @@ class Served:
     def gauge(self, name: str, http: httpx.Client | None = None) -> float:
         """A metric's value, summed over its labels; asked for on a connection of its own, or of `http`."""
         answer = (http or httpx).get(f"{self.url}/metrics", timeout=20)
+        assert answer.status_code == 200, answer.text
         lines = answer.text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if re.split("[{ ]", line)[0] == name)
 

@@ -152,6 +152,7 @@ CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
         (POST + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "Transfer-Encoding"),
         (POST + b"transfer-encoding: chunked\r\n" * 2 + b"\r\n0\r\n\r\n", "Transfer-Encoding"),
         (CHUNKED + b"1\r\na\r\n" * 1200 + b"0\r\n\r\n", "few bytes"),
+        (CHUNKED + (b"14\r\n" + b"a" * 20 + b"\r\n") * 1100 + b"0\r\n\r\n", "few bytes"),
         (CHUNKED + b"x\r\na\r\n0\r\n\r\n", "chunk"),
         (CHUNKED + b"-1\r\na\r\n0\r\n\r\n", "chunk"),
         (CHUNKED + b"0x1\r\na\r\n0\r\n\r\n", "chunk"),
@@ -188,7 +189,7 @@ def test_a_request_that_can_be_read_in_two_ways_is_refused(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-@pytest.mark.parametrize(("size", "count"), [(1, 1000), (20, 3000), (10_000, 50)])
+@pytest.mark.parametrize(("size", "count"), [(1, 1000), (20, 1000), (512, 3000), (10_000, 50)])
 def test_a_body_in_chunks_of_some_bytes_is_read(size: int, count: int) -> None:
     chunk = f"{size:x}\r\n{'a' * size}\r\n".encode()
 

@@ -69,8 +69,8 @@ class Watch:
     def above(self, since: float) -> dict[str, tuple[float, float]]:
         """What is more than it was: now, and then. The engine's numbers count when they were made
         after a time of the monotonic clock."""
+        allowed = time.monotonic() - since
         age = self._served.gauge("pegboard_engine_metrics_age_seconds", self._http)
-        allowed = time.monotonic() - since - 0.05
         now, then = self.reading(), self.baseline
         found = {name: (now[name], then[name]) for name in then if now[name] > then[name]}
         return found if age < allowed else found | {"age of the engine's numbers": (age, allowed)}

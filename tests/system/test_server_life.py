@@ -153,16 +153,27 @@ def test_keys_are_asked_for_where_they_are_set(serve: Any, model: Path, tmp_path
 
 
 def test_a_full_queue_is_told_with_a_time_to_come_back(serve: Any, model: Path) -> None:
-    served = serve(model, "--max-num-seqs", "1", "--set", "server.limits.queue=1")
+    limits = "server.limits={queue: 2, queue_tokens: 3}"
+    served = serve(model, "--max-num-seqs", "1", "--set", limits)
     url = f"{served.url}/v1/completions"
     body = {"prompt": [5, 6], "max_tokens": 15_000, "stream": True, **WITHOUT_END}
+
+    def ask(**fields: Any) -> httpx.Response:
+        return httpx.post(url, json={**body, **fields}, timeout=2)
+
     with httpx.stream("POST", url, json=body) as running, _post_unread(url, body):
         lines = running.iter_lines()
         next(lines)
-        wait_until(lambda: httpx.post(url, json=body, timeout=2).status_code == 503)
-        refused = httpx.post(url, json=body, timeout=2)
-    assert refused.headers["retry-after"]
-    assert "waiting" in refused.json()["error"]["message"]
+        wait_until(lambda: ask().status_code == 503)
+        later = {"queue": ask(prompt=[5], n=2), "queue_tokens": ask()}
+        never = {"queue": ask(prompt=[5], n=3), "queue_tokens": ask(prompt=[5] * 4)}
+    for setting, refused in later.items():
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        message = refused.json()["error"]["message"]
+        assert "waiting" in message and f"server.limits.{setting})" in message
+    for setting, refused in never.items():
+        assert refused.status_code == 400
+        assert f"server.limits.{setting})" in refused.json()["error"]["message"]
 
 
 def _post_unread(url: str, body: dict[str, Any]) -> socket.socket:
@@ -366,7 +377,7 @@ from pegboard.server import supervisor
 read = supervisor.load_tokenizer
 
 def slowly(prepared):
-    time.sleep(2)
+    time.sleep(600)
     return read(prepared)
 
 supervisor.load_tokenizer = slowly
@@ -392,6 +403,46 @@ def test_a_signal_while_the_tokenizer_is_read_leaves_nothing_behind(
     assert "Traceback" not in said
     assert not engine.is_running()
     assert not list(tmp_path.glob("pegboard-*"))
+
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_a_signal_while_the_chat_template_is_tried_ends_all_processes(
+    model: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(ENDLESS)
+    program = Path(sys.executable).with_name("pegboard")
+    arguments = ("--port", "0", "--chat-template", str(template))
+    process = subprocess.Popen(
+        [program, "serve", str(model), *arguments], stderr=subprocess.PIPE, text=True
+    )
+    server = psutil.Process(process.pid)
+
+    def has_renderer() -> bool:
+        return any("pegboard.chat.process" in child.cmdline() for child in server.children())
+
+    wait_until(has_renderer, timeout_s=60)
+    children = server.children()
+    process.terminate()
+    _, said = process.communicate(timeout=15)
+    assert process.returncode == 0, said
+    assert "Traceback" not in said
+    assert not any(child.is_running() for child in children)
+
+
+def test_a_folder_in_which_no_socket_can_be_is_one_line(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("a" * 120)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    done = run_serve(str(model), "--port", "0")
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("error: TMPDIR: ")
+    assert "listening" not in done.stderr and "Traceback" not in done.stderr
+    assert not list(folder.iterdir())
 
 
 def test_a_model_that_does_not_exist_is_one_line(tmp_path: Path) -> None:

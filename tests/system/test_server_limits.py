@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from pegboard.config import LimitsConfig
 from pegboard.testing.tiny import write_tiny_model
 
 COMPLETIONS = "/v1/completions"
@@ -34,6 +36,9 @@ LIMITS = {
     "processors": 60,
     "queue_tokens": 60,
     "bytes_per_token": 4,
+    "echo": 32,
+    "logprobs": 12,
+    "body": 30_000,
 }
 
 pytestmark = pytest.mark.usefixtures("the_engine_stays")
@@ -94,10 +99,18 @@ AT_AND_OVER = {
     "keys": (completion(), completion(tools=[{"a": {}}] * 301)),
     "depth": (completion(), completion(tools=[[[[[[[[[]]]]]]]]])),
     "bytes_per_token": (completion(prompt="a b " * 8), completion(prompt="the dog " * 40)),
+    "echo": (completion(prompt="a b " * 4, n=2, echo=True), completion(prompt="a b " * 5, n=2, echo=True)),
+    "logprobs": (completion(logprobs=2, max_tokens=4), completion(logprobs=2, max_tokens=5)),
+    "body": (completion(metadata={"a": "b"}), completion(metadata={"a": "b" * 30_000})),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("setting", [name for name in LIMITS])
+def test_every_limit_is_tested() -> None:
+    # That of the queue where something waits: see test_server_life.
+    assert AT_AND_OVER.keys() | {"queue"} == LimitsConfig.model_fields.keys()
+
+
+@pytest.mark.parametrize("setting", AT_AND_OVER)
 def test_what_is_at_a_limit_is_taken_and_what_is_over_it_is_refused_by_its_name(
     http: httpx.Client, setting: str
 ) -> None:
@@ -105,8 +118,28 @@ def test_what_is_at_a_limit_is_taken_and_what_is_over_it_is_refused_by_its_name(
     answer = http.post(at[0], json=at[1])
     assert answer.status_code == 200, answer.text
     answer = http.post(over[0], json=over[1])
+    assert answer.status_code == (413 if setting == "body" else 400), answer.text
+    assert re.search(rf"\(server\.limits\.{setting}[):]", answer.json()["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "asked"),
+    [
+        ("logprobs", completion(prompt=[5] * 5, prompt_logprobs=2)),
+        ("logprobs", completion(prompt=[5] * 2, n=2, prompt_logprobs=2, logprobs=1)),
+        # Nobody knows beforehand how many there will be.
+        ("logprobs", chat(logprobs=True, top_logprobs=2, ignore_eos=True, max_tokens=None)),
+        ("echo", completion(prompt=[[5, 6], [7]], n=2, return_token_ids=True)),
+    ],
+)
+def test_what_an_answer_repeats_and_shows_is_added_up(
+    http: httpx.Client, setting: str, asked: tuple[str, dict[str, Any]]
+) -> None:
+    path, body = asked
+    answer = http.post(path, json=body)
     assert answer.status_code == 400, answer.text
-    assert f"server.limits.{setting}" in answer.json()["error"]["message"]
+    assert re.search(rf"\(server\.limits\.{setting}[):]", answer.json()["error"]["message"])
+    assert http.post(path, json={**body, "stream": True, "prompt_logprobs": None}).is_success
 
 
 @pytest.mark.parametrize("field", ["model", "safety_identifier", "prompt_cache_key", "cache_salt"])

@@ -112,6 +112,12 @@ class ChatRenderer:
         with self._turn:
             self._end()
 
+    def kill(self) -> None:
+        """Ends the process whatever it is at: who waits for it finds it gone."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def _exchange(self, chat: bytes) -> Rendered:
         while True:
             is_new = self._process is None or not self._process.is_running
@@ -186,6 +192,9 @@ class _Process:
     @property
     def is_running(self) -> bool:
         return self._pipes.poll() is None
+
+    def kill(self) -> None:
+        self._pipes.kill()
 
     def wait_for_start(self) -> None:
         """Raises EngineError when it does not start."""

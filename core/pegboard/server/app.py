@@ -128,7 +128,7 @@ class Service:
         def content() -> bytes:
             return msgspec.json.encode(reply(call, answers, usage, self.texts))
 
-        if not call.has_logprobs:
+        if not call.may_be_large:
             return _json(content())
         # There may be many, which others' answers do not wait for.
         loop = asyncio.get_running_loop()

@@ -18,6 +18,9 @@ from pegboard.server.replies import PromptTokensDetails, StopReason, Usage
 from pegboard.server.served_model import ServedModel
 from pegboard.server.submission import Submission
 
+CHARACTERS_PER_ID = 8
+"""What a token id that is repeated counts for."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -52,6 +55,11 @@ class Call:
     def has_logprobs(self) -> bool:
         """Whether the answer shows any."""
         return self.params.logprobs is not None or self.params.prompt_logprobs is not None
+
+    @property
+    def may_be_large(self) -> bool:
+        """Whether the answer shows more than texts."""
+        return self.has_logprobs or self.return_token_ids
 
     def choice_index(self, delta: SequenceDelta) -> int:
         """The number of the delta's sequence among the call's choices."""
@@ -155,6 +163,11 @@ def _check_answer(
     if num_echoed > limits.echo:
         was = f"{num_echoed} characters in all choices"
         raise RequestError("echo", was, allowed=limits.allowed("echo"))
+    if body.prompt_in_each_choice and body.return_token_ids and not body.stream:
+        num_ids = params.n * sum(map(len, prompts))
+        if num_ids * CHARACTERS_PER_ID > limits.echo:
+            was = f"{num_ids} token ids of prompts in all choices, {CHARACTERS_PER_ID} characters each"
+            raise RequestError("return_token_ids", was, allowed=limits.allowed("echo"))
     num_logprobs = 0
     if params.prompt_logprobs is not None:
         num_tokens = params.n * sum(map(len, prompts))
@@ -208,8 +221,13 @@ class Tally:
 
 @dataclass
 class Answer:
-    """One sequence's deltas, joined."""
+    """One sequence's deltas, joined.
 
+    Attributes:
+        keeps_ids: whether its token ids are shown.
+    """
+
+    keeps_ids: bool
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -223,7 +241,8 @@ class Answer:
 
     def add(self, delta: SequenceDelta) -> None:
         self.texts.append(delta.text)
-        self.token_ids.extend(delta.token_ids)
+        if self.keeps_ids:
+            self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs or ())
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
@@ -236,7 +255,8 @@ async def gather(call: Call, submission: Submission) -> tuple[list[Answer], Usag
     Raises:
         PegboardError: one of them failed, or the answer became larger than the operator allows.
     """
-    answers = [Answer() for _ in range(len(call.requests) * call.params.n)]
+    num_choices = len(call.requests) * call.params.n
+    answers = [Answer(call.return_token_ids) for _ in range(num_choices)]
     tally, num_logprobs = Tally(call), 0
     async for delta in call.deltas(submission):
         answers[call.choice_index(delta)].add(delta)

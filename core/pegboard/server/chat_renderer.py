@@ -28,13 +28,19 @@ class QueuedChatRenderer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat-renderer")
 
     async def check(self) -> None:
-        """Starts the process and tries the template.
+        """Starts the process and tries the template. Cancelled, it ends at once, and the process with it.
 
         Raises:
             TokenizerError: see `ChatRenderer.check`.
         """
+        checking = self._thread.submit(self._renderer.check)
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._renderer.check)
+            await asyncio.wrap_future(checking)
+        except asyncio.CancelledError:
+            while not checking.done():  # the process may not be there yet
+                self._renderer.kill()
+                await asyncio.sleep(0.01)
+            raise
         except EngineError as error:
             logger.warning("%s; it will be tried again", error)
 

@@ -16,7 +16,14 @@ import zmq
 import zmq.asyncio
 
 from pegboard.engine.breaker import CutOff
-from pegboard.errors import EngineDied, EngineError, PegboardError, RequestFailed, UserError
+from pegboard.errors import (
+    ConfigError,
+    EngineDied,
+    EngineError,
+    PegboardError,
+    RequestFailed,
+    UserError,
+)
 from pegboard.request import Request
 from pegboard.server.keys import without_keys
 from pegboard.server.messages import (
@@ -107,11 +114,12 @@ class EngineClient:
         Raises:
             UserError: the engine cannot be built, for a reason that the user can mend.
             EngineDied: it ended for another reason.
+            OSError: the system has no folder or no process for it.
         """
         # The folder's mode is 0700, and nobody needs it once the one peer is connected.
         with tempfile.TemporaryDirectory(prefix="pegboard-") as folder:
             address = f"ipc://{folder}/engine"
-            self._socket.bind(address)
+            self._bind(address, folder)
             # The child reads its input to learn of this process's end, so the pipe stays open. A terminal's
             # Ctrl-C is for this process, which ends the child: so that has a group of its own.
             self._process = await asyncio.create_subprocess_exec(
@@ -192,6 +200,16 @@ class EngineClient:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._context.destroy(linger=0)
+
+    def _bind(self, address: str, folder: str) -> None:
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            raise ConfigError(
+                "TMPDIR",
+                f"no socket can be made in {folder}: {error.strerror}",
+                fix="set it to a folder that can be written, whose path is short",
+            ) from None
 
     def _check_ready(self) -> None:
         if self.failure is not None:

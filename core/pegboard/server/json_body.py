@@ -115,16 +115,27 @@ class JsonRoute(APIRoute):
         kind: Any = self.body_field.field_info.annotation
 
         async def read_and_handle(request: Request) -> Response:
-            try:
-                raw = b"".join([piece async for piece in request.stream()])
-            except ClientDisconnect:
-                raise ClientGone from None
-            if raw:
-                _check_type(request.headers.get("content-type", ""))
-            body = await request.app.state.bodies.read(raw, kind)
+            # The bytes have no name here: they need not stay until the request has been answered.
+            body = await request.app.state.bodies.read(await _received(request), kind)
             return await handle(_ReadRequest(request.scope, request.receive, body))
 
         return read_and_handle
+
+
+async def _received(request: Request) -> bytes:
+    """The bytes of a body, which were sent as JSON.
+
+    Raises:
+        ClientGone: not all of them came.
+        ApiError: they were sent as something else.
+    """
+    try:
+        raw = b"".join([piece async for piece in request.stream()])
+    except ClientDisconnect:
+        raise ClientGone from None
+    if raw:
+        _check_type(request.headers.get("content-type", ""))
+    return raw
 
 
 class _ReadRequest(Request):

@@ -15,7 +15,7 @@ from pegboard.server.request_log import RequestLog
 
 class LimitBody:
     """Refuses bodies over a number of bytes with 413, whether or not they state their length; and with
-    503 those that come while others fill the memory meant for all."""
+    503 those that come while others, not read yet, fill the memory meant for all."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_together: int) -> None:
         self._app = app
@@ -29,10 +29,13 @@ class LimitBody:
         stated = Headers(scope=scope).get("content-length", "0")
         if not stated.isdigit() or int(stated) > self._max_bytes:
             return await ApiError(413, self._refusal()).response()(scope, receive, send)
-        num_bytes = 0
+        num_bytes, is_whole = 0, False
 
         async def receive_limited() -> Message:
-            nonlocal num_bytes
+            nonlocal num_bytes, is_whole
+            if is_whole:  # what is waited for next is the client's leave: the body has been read
+                self._num_held -= num_bytes
+                num_bytes = 0
             message = await receive()
             added = len(message.get("body", b""))
             num_bytes += added
@@ -41,6 +44,7 @@ class LimitBody:
                 raise HTTPException(413, self._refusal())
             if self._num_held > self._max_together:
                 raise HTTPException(503, "too many bodies are being read", headers=RETRY_AFTER)
+            is_whole = not message.get("more_body", False)
             return message
 
         try:
@@ -49,7 +53,8 @@ class LimitBody:
             self._num_held -= num_bytes
 
     def _refusal(self) -> str:
-        return f"the body is too large; allowed: at most {self._max_bytes} bytes"
+        allowed = f"at most {self._max_bytes} bytes (server.limits.body)"
+        return f"the body is too large; allowed: {allowed}"
 
 
 class HttpMetrics:
@@ -109,3 +114,5 @@ class WatchRequests:
             self._metrics.seconds.labels(route).observe(seconds)
             if self._log is not None:
                 self._log.ended(scope, status, seconds)
+            # The scope stays with an idle connection; what was asked for need not.
+            scope["state"].clear()

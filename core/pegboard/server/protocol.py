@@ -94,11 +94,13 @@ class GenerationBody(Body):
         priority: lower runs earlier, where the scheduler heeds it.
         processors: logits processor's name to its parameters.
         return_token_ids: add each choice's `token_ids` to the answer.
+        prompt_in_each_choice: whether the answer then repeats the prompt's in each choice, too.
 
     The other fields are those of `SamplingParams`.
     """
 
     not_honoured: ClassVar[Harmless] = _COMMON
+    prompt_in_each_choice: ClassVar[bool] = False
 
     model: Name | None = None
     stream: bool | None = None
@@ -228,6 +230,7 @@ class CompletionBody(GenerationBody):
         "best_of": (1,),
         "suffix": ("",),
     }
+    prompt_in_each_choice: ClassVar[bool] = True
 
     prompt: Annotated[Prompts, WrapValidator(read_prompts)]
     logprobs: int | None = None

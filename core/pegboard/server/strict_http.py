@@ -10,9 +10,9 @@ from h11._state import MIGHT_SWITCH_PROTOCOL
 MAX_HEAD_BYTES = 16 * 1024
 
 MAX_SMALL_CHUNKS = 1024
-MIN_CHUNK_BYTES = 16
+MIN_CHUNK_BYTES = 512
 """So many chunks of a body may be of any size; beyond these they hold so many bytes on average. Each takes
-as long to read as some thousand bytes."""
+as long to read as some ten thousand bytes."""
 
 
 class StrictHttp(h11.Connection):
@@ -60,7 +60,10 @@ class StrictHttp(h11.Connection):
         self._num_chunks += data.chunk_start
         self._num_bytes += len(data.data)
         if self._num_chunks > MAX_SMALL_CHUNKS + self._num_bytes // MIN_CHUNK_BYTES:
-            raise h11.RemoteProtocolError("chunks of a few bytes each")
+            raise h11.RemoteProtocolError(
+                f"{self._num_chunks} chunks of a few bytes each; allowed: {MAX_SMALL_CHUNKS}, and "
+                f"one more for every {MIN_CHUNK_BYTES} bytes"
+            )
 
     def _skip_empty_lines(self) -> None:
         """Some clients end a body with a line that its length does not count (RFC 9112, 2.2)."""

@@ -24,6 +24,7 @@ from pegboard.errors import ConfigError, EngineDied, EngineError
 from pegboard.server.app import Service, create_app
 from pegboard.server.chat_renderer import QueuedChatRenderer
 from pegboard.server.connection import BoundedConnection
+from pegboard.server.daemon_thread import in_daemon
 from pegboard.server.engine_client import EngineClient
 from pegboard.server.keys import Keys, read_keys
 from pegboard.server.logs import configure_logging
@@ -110,13 +111,7 @@ class _Supervisor:
         self._engine = EngineClient(Start(to_wire(self._prepared)))
         starting = asyncio.create_task(self._engine.start())
         try:
-            # The tokenizer is read while the engine's process starts.
-            tokenizer = await asyncio.to_thread(load_tokenizer, self._prepared)
-            if tokenizer is not None and tokenizer.chat is not None:
-                self._renderer = QueuedChatRenderer(tokenizer.chat)
-                await self._renderer.check()
-            self._model = _served_model(self._prepared, tokenizer, self._renderer)
-            if not await self._parts_are_built():
+            if not await self._all_is_built(starting):
                 return 0
             return await self._answer(starting)
         except EngineDied as error:
@@ -130,18 +125,34 @@ class _Supervisor:
             await self._engine.stop()
             logger.info("stopped")
 
-    async def _parts_are_built(self) -> bool:
-        """Whether the engine's parts were made before a signal came. A plugin that cannot be built is
-        found before anybody is told that the server listens."""
-        built = asyncio.ensure_future(self._engine.built())
+    async def _all_is_built(self, starting: asyncio.Task[Ready]) -> bool:
+        """Whether all parts were made before a signal came. What cannot be built is found before anybody
+        is told that the server listens."""
+        building = asyncio.create_task(self._build())
         signalled = asyncio.create_task(self._signalled.wait())
-        await asyncio.wait({built, signalled}, return_when=asyncio.FIRST_COMPLETED)
-        signalled.cancel()
-        if not built.done():
-            built.cancel()
-            return False
-        built.result()
-        return True
+        waited: set[asyncio.Task[Any]] = {building, starting, signalled}
+        try:
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                await asyncio.wait({building, signalled}, return_when=asyncio.FIRST_COMPLETED)
+            if not building.done():
+                return False
+            building.result()
+            return True
+        finally:
+            building.cancel()
+            signalled.cancel()
+            await asyncio.gather(building, return_exceptions=True)
+
+    async def _build(self) -> None:
+        # The tokenizer is read while the engine's process starts.
+        tokenizer = await in_daemon(load_tokenizer, self._prepared)
+        if tokenizer is not None and tokenizer.chat is not None:
+            self._renderer = QueuedChatRenderer(tokenizer.chat)
+            await self._renderer.check()
+        self._model = _served_model(self._prepared, tokenizer, self._renderer)
+        await self._engine.built()
 
     async def _answer(self, starting: asyncio.Task[Ready]) -> int:
         self._service = Service(

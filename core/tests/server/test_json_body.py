@@ -6,21 +6,33 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from pegboard.config import LimitsConfig
+from pegboard.config import LimitsConfig, ServerConfig
 from pegboard.errors import UserError
+from pegboard.interfaces.checkpoint import TokenizerFacts
 from pegboard.server import json_body
+from pegboard.server.app import Service, create_app
+from pegboard.server.engine_client import EngineClient
 from pegboard.server.failures import ApiError, as_api_error
-from pegboard.server.json_body import BodyReader
+from pegboard.server.json_body import BodyReader, JsonRoute
+from pegboard.server.keys import Keys
+from pegboard.server.messages import Ready, Start
 from pegboard.server.protocol import ChatBody, CompletionBody
+from pegboard.server.served_model import ServedModel
 from pegboard.server.tokenizing import DetokenizeBody, TokenizeBody
+from pegboard.testing.tiny import write_tiny_tokenizer
+from pegboard.tokenizer import load_tokenizer
 
 LIMITS = LimitsConfig()
 
@@ -128,6 +140,102 @@ def test_at_most_ten_mistakes_are_told() -> None:
 
 class Anything(BaseModel):
     a: Any
+
+
+def test_the_bytes_of_a_body_are_gone_while_its_request_is_answered() -> None:
+    app, held = FastAPI(), []
+    pieces = (b'{"a": 1', b" " * 4 * MILLION, b"}")
+    app.router.route_class = JsonRoute
+    app.state.bodies = BodyReader(LIMITS)
+
+    @app.post("/")
+    async def answer(body: Anything) -> None:
+        await asyncio.sleep(0.05)  # the thread that read it lets it go as it likes
+        held.append(tracemalloc.get_traced_memory()[0])
+
+    async def copies() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece + b" "
+
+    async def run() -> None:
+        headers = {"content-type": "application/json"}
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost"
+        ) as http:
+            for _ in range(2):
+                sent = await http.post("/", content=copies(), headers=headers)
+                assert sent.status_code == 200
+
+    tracemalloc.start()
+    try:
+        asyncio.run(run())
+    finally:
+        tracemalloc.stop()
+    assert max(held) < 2 * MILLION
+
+
+@pytest.fixture(scope="module")
+def served_model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_tokenizer(folder, 512)
+    facts = TokenizerFacts(str(folder / "tokenizer.json"), None, {})
+    return ServedModel(
+        names=("tiny",),
+        root="tiny",
+        created=0,
+        vocab_size=512,
+        max_model_len=LIMITS.values,
+        fingerprint="fp",
+        tokenizer=load_tokenizer(facts, where="here"),
+        renderer=None,
+        limits=LIMITS,
+    )
+
+
+MAX_BYTES = 80_000
+SHORT, LONG = b'"%b"' % (b"a" * 60_000), b'"%b"' % ("é" * 60_000).encode()
+IDS_AND_A_WRONG_ONE = b"[%b512]" % (b"5," * AS_MANY_AS_ALLOWED)
+
+REFUSED_BY_ROUTES: dict[str, tuple[str, bytes]] = {
+    "ids, the last of them wrong": ("/v1/completions", b'{"prompt": %b}' % IDS_AND_A_WRONG_ONE),
+    "ids to detokenize": ("/detokenize", b'{"tokens": %b}' % IDS_AND_A_WRONG_ONE),
+    "texts, the last of them too long": (
+        "/v1/completions",
+        b'{"prompt": [%b%b]}' % ((SHORT + b",") * (LIMITS.prompts - 1), LONG),
+    ),
+}
+
+
+@pytest.mark.timing
+@pytest.mark.usefixtures("as_served")
+@pytest.mark.parametrize("case", REFUSED_BY_ROUTES)
+def test_a_route_s_refusal_holds_the_loop_only_for_a_moment(
+    served_model: ServedModel, case: str
+) -> None:
+    path, content = REFUSED_BY_ROUTES[case]
+    tokenizer = served_model.need_tokenizer("prompt")
+    if SHORT in content:
+        context = MAX_BYTES // min(tokenizer.max_token_bytes, LIMITS.bytes_per_token)
+        served_model = replace(served_model, max_model_len=context)
+
+    async def longest() -> float:
+        engine = EngineClient(Start(b""))
+        engine.facts = Ready(served_model.max_model_len, "digest", 1)
+        service = Service(ServerConfig(), Keys(()), served_model, engine, max_num_seqs=64)
+        headers, held = {"content-type": "application/json"}, 0.0
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(create_app(service)), base_url="http://localhost"
+        ) as http:
+            asking = asyncio.ensure_future(http.post(path, content=content, headers=headers))
+            while not asking.done():
+                began = time.perf_counter()
+                await asyncio.sleep(0.001)
+                held = max(held, time.perf_counter() - began)
+        await engine.stop()
+        assert asking.result().status_code == 400, asking.result().text
+        return held
+
+    assert min(asyncio.run(longest()) for _ in range(5)) < MAX_HELD_S
 
 
 VALUES = st.recursive(
