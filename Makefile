@@ -3,7 +3,10 @@
 PYTHON ?= python3
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml quant_plugins/*/pyproject.toml spec_plugins/*/pyproject.toml))
 PROJECTS := core/pyproject.toml $(PLUGINS:%=%/pyproject.toml)
-PARALLEL := -n 2 --dist worksteal
+# Some hundred processes start, each of which would compile our sources anew.
+export PYTHONDONTWRITEBYTECODE =
+# One more than the cores that we count on: each now and then waits for a server.
+PARALLEL := -n 3 --dist worksteal
 TIMED = $(shell grep -rl --include='test_*.py' 'mark\.timing' core plugins quant_plugins tests)
 
 .PHONY: setup serve lint test test-all soak bench wheels
@@ -31,7 +34,7 @@ test: setup
 	.venv/bin/pytest -m "timing and not slow" $(TIMED)
 
 test-all: setup
-	.venv/bin/pytest --timeout 3600 $(PARALLEL) -m "not timing"
+	HYPOTHESIS_PROFILE=whole .venv/bin/pytest --timeout 3600 $(PARALLEL) -m "not timing"
 	.venv/bin/pytest --timeout 3600 -m timing $(TIMED)
 
 soak: setup

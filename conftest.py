@@ -17,7 +17,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-settings.register_profile("test", max_examples=60, deadline=None, derandomize=True)
+settings.register_profile("test", max_examples=25, deadline=None, derandomize=True)
+settings.register_profile("whole", max_examples=60, deadline=None, derandomize=True)
 settings.register_profile(
     "soak", max_examples=5000, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -75,25 +75,20 @@ def test_the_first_example_asks_for_a_capital() -> None:
     assert "capital of France" in source
 
 
-@pytest.mark.parametrize(
-    "load",
-    [["--num-prompts", "3"], pytest.param([], marks=pytest.mark.slow)],
-    ids=["three prompts", "as it stands"],
-)
-def test_shell_examples_run(load: list[str], tmp_path: Path) -> None:
-    """The benchmark's load too, or a lighter one: of an option that is given twice, the last counts."""
-    shown = commands(ROOT / "README.md", "pegboard")
-    assert len(shown) == 5
-    outputs = []
-    for command in shown:
-        more = load if command.startswith("pegboard bench") else []
-        page = tmp_path / "out.html"
-        elsewhere = command.replace("out.html", str(page))
-        outputs.append(run([*shlex.split(elsewhere), *more]))
-        if "--html" in command:
-            assert "<svg" in page.read_text()
-            page.unlink()
+def test_shell_examples_run() -> None:
+    shown = [text for text in commands(ROOT / "README.md", "pegboard") if "--html" not in text]
+    assert len(shown) == 3
+    outputs = [run(shlex.split(command)) for command in shown]
     assert "Paris" in outputs[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["pegboard bench", "pegboard eval"])
+def test_shell_examples_that_measure_run(program: str, tmp_path: Path) -> None:
+    (command,) = commands(ROOT / "README.md", program)
+    page = tmp_path / "out.html"
+    run(shlex.split(command.replace("out.html", str(page))))
+    assert "<svg" in page.read_text()
 
 
 def test_the_command_line_of_a_tutorial_goes_together() -> None:
@@ -169,9 +164,17 @@ def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_first_plugin_of_the_tutorial_is_served(tutorial: Path) -> None:
+def test_the_first_plugin_of_the_tutorial_is_a_dozen_lines_and_goes_together(
+    tutorial: Path,
+) -> None:
     lines = (tutorial / "newest_first.py").read_text().splitlines()[1:]
     assert len([line for line in lines if line]) <= 13, "a dozen lines, and the end of the manifest"
+    (command,) = commands(ROOT / "CONTRIBUTING.md", "serve")
+    assert "newest_first" in run(["pegboard", "check", *shlex.split(command)[1:]], tutorial)
+
+
+@pytest.mark.slow
+def test_the_first_plugin_of_the_tutorial_is_served(tutorial: Path) -> None:
     (command,) = commands(ROOT / "CONTRIBUTING.md", "serve")
     with serving(command, tutorial) as port:
         asked = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
@@ -184,8 +187,13 @@ def test_the_first_plugin_of_the_tutorial_is_served(tutorial: Path) -> None:
             assert "Paris" in json.load(answer)["choices"][0]["text"]
 
 
-def test_the_suite_finds_what_the_first_plugin_lacks(tutorial: Path) -> None:
-    argv = [sys.executable, "-m", "pytest", "-q", "test_newest_first.py"]
+@pytest.mark.parametrize(
+    "chosen",
+    [["-k", "full_pool"], pytest.param([], marks=pytest.mark.slow)],
+    ids=["one test", "as it stands"],
+)
+def test_the_suite_finds_what_the_first_plugin_lacks(tutorial: Path, chosen: list[str]) -> None:
+    argv = [sys.executable, "-m", "pytest", "-q", "test_newest_first.py", *chosen]
     done = subprocess.run(
         argv, cwd=tutorial, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
@@ -193,10 +201,12 @@ def test_the_suite_finds_what_the_first_plugin_lacks(tutorial: Path) -> None:
     assert "test_a_full_pool_does_not_stop_the_work" in done.stdout
 
 
-def test_the_second_plugin_of_the_tutorial_works(tutorial: Path) -> None:
-    for program in ("pytest", "pegboard generate"):
-        (command,) = commands(ROOT / "CONTRIBUTING.md", program)
-        assert run(shlex.split(command), tutorial).strip()
+@pytest.mark.parametrize(
+    "program", ["pegboard generate", pytest.param("pytest", marks=pytest.mark.slow)]
+)
+def test_the_second_plugin_of_the_tutorial_works(tutorial: Path, program: str) -> None:
+    (command,) = commands(ROOT / "CONTRIBUTING.md", program)
+    assert run(shlex.split(command), tutorial).strip()
 
 
 def test_the_distribution_of_the_tutorial_has_the_files_that_it_names() -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -258,9 +258,23 @@ def test_a_damaged_folder_is_refused_by_check(
     assert said in line
 
 
-@pytest.mark.parametrize("command", ["serve", "pegboard generate"])
 @pytest.mark.parametrize(
-    "kind", ["no config", "truncated weights", "tokenizer is no JSON", "config of another model"]
+    ("kind", "command"),
+    [
+        ("config of another model", "serve"),
+        ("truncated weights", "pegboard generate"),
+        *(
+            pytest.param(kind, command, marks=pytest.mark.slow)
+            for kind, command in (
+                ("no config", "serve"),
+                ("no config", "pegboard generate"),
+                ("truncated weights", "serve"),
+                ("tokenizer is no JSON", "serve"),
+                ("tokenizer is no JSON", "pegboard generate"),
+                ("config of another model", "pegboard generate"),
+            )
+        ),
+    ],
 )
 def test_a_damaged_folder_starts_nothing(
     refuse: Refuse, model: Path, kind: str, command: str
@@ -396,12 +410,13 @@ def test_a_wrong_setting(
 def test_too_little_memory_for_one_sequence_says_how_many_tokens_would_fit(
     refuse: Refuse, tiny: Path
 ) -> None:
-    arguments = ["--max-model-len", "512", "--set", "kv_cache.memory=100KiB"]
+    memory = ["--set", "kv_cache.memory=100KiB"]
+    arguments = ["--max-model-len", "512", *memory]
     (line,) = refuse("serve", tiny, *arguments)
     fix = int(line.rpartition("fix: max_model_len: ")[2])
-    command = [str(Path(sys.executable).with_name("pegboard")), "check", str(tiny), *arguments[2:]]
-    assert subprocess.run([*command, "--max-model-len", str(fix)], check=False).returncode == 0
-    assert subprocess.run([*command, "--max-model-len", str(fix + 1)], check=False).returncode == 2
+    check = ["check", str(tiny), *memory, "--max-model-len"]
+    assert main([*check, str(fix)]) == 0
+    assert main([*check, str(fix + 1)]) == 2
 
 
 PLUGIN = """# /// pegboard
@@ -417,25 +432,35 @@ PLUGIN = """# /// pegboard
 """
 
 
-@pytest.mark.parametrize("command", ["serve", "pegboard generate"])
+BROKEN_PLUGINS = {
+    "raises": ("1 / 0", "import failed: ZeroDivisionError"),
+    "exits": ("raise SystemExit(0)", "import failed: SystemExit"),
+    "syntax": ("def", "import failed: SyntaxError"),
+    "empty": ("", "the manifest names what no hook provides: scheduler 'mine'"),
+    "no scheduler": (
+        "import pegboard\n@pegboard.hookimpl\ndef pegboard_schedulers():\n"
+        "    return {'mine': lambda context: object()}",
+        "scheduler 'mine' is an object of object without plan",
+    ),
+}
+QUICK = [("exits", "serve"), ("no scheduler", "pegboard generate")]
+
+
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("kind", "command"),
     [
-        ("1 / 0", "import failed: ZeroDivisionError"),
-        ("raise SystemExit(0)", "import failed: SystemExit"),
-        ("def", "import failed: SyntaxError"),
-        ("", "the manifest names what no hook provides: scheduler 'mine'"),
-        (
-            "import pegboard\n@pegboard.hookimpl\ndef pegboard_schedulers():\n"
-            "    return {'mine': lambda context: object()}",
-            "scheduler 'mine' is an object of object without plan",
+        *QUICK,
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in product(BROKEN_PLUGINS, ("serve", "pegboard generate"))
+            if case not in QUICK
         ),
     ],
-    ids=["raises", "exits", "syntax", "empty", "no scheduler"],
 )
 def test_a_broken_plugin(
-    refuse: Refuse, tiny: Path, tmp_path: Path, command: str, code: str, said: str
+    refuse: Refuse, tiny: Path, tmp_path: Path, command: str, kind: str
 ) -> None:
+    code, said = BROKEN_PLUGINS[kind]
     path = tmp_path / "mine.py"
     path.write_text(PLUGIN.format(code))
     settings = ["--set", f"plugins.load=[{path}]", "--set", "scheduler=mine"]

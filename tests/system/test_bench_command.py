@@ -113,6 +113,7 @@ def test_a_served_model_is_measured_and_shown(model: str, tmp_path: Path) -> Non
         httpx.get(found["base_url"])
 
 
+@pytest.mark.slow
 def test_a_running_server_counts_the_same_tokens_and_a_wrong_key_is_one_line(
     serve: Any, model: str, tmp_path: Path
 ) -> None:

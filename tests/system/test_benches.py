@@ -341,7 +341,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny"), num_hidden_layers=1)
 
 
-@pytest.mark.parametrize("bench", sorted({bench for bench, _ in PARTS}))
+@pytest.mark.parametrize(
+    "bench", ["bench_schedulers", pytest.param("bench_prefix", marks=pytest.mark.slow)]
+)
 def test_all_parts_run(bench: str, model: Path, tmp_path: Path) -> None:
     parts = [part for name, part in PARTS if name == bench]
     page = tmp_path / "page.md"

@@ -111,7 +111,10 @@ def pegboard_drafters():
 
 @pytest.mark.parametrize(
     ("part", "plugin", "said"),
-    [("scheduler", RAISING, "no plan for this"), ("drafter", DRAFTER, "no guess for this")],
+    [
+        ("scheduler", RAISING, "no plan for this"),
+        pytest.param("drafter", DRAFTER, "no guess for this", marks=pytest.mark.slow),
+    ],
     ids=["scheduler", "drafter"],
 )
 def test_a_part_that_raises_changes_no_answer_and_is_named(

@@ -58,12 +58,12 @@ AXES: dict[str, tuple[Any, ...]] = {
     "encoding": tuple(NEEDS_PREEMPTION),
 }
 ROWS = list(pairwise(AXES))
-QUICK: list[dict[str, Any]] = [
+QUICK, *MORE = [
     dict(zip(AXES, values, strict=True))
     for values in (
+        (17, 7, "small pool", "mixed trees", True, 2, 16, "int8"),
         (7, 64, "small pool", "none", True, 1, 16, "none"),
         (5, 64, "disorder in a small pool", "mixed trees", True, 2, 16, "fp8_e4m3"),
-        (17, 7, "small pool", "mixed trees", True, 2, 16, "int8"),
     )
 ]
 
@@ -83,11 +83,11 @@ PLUGINS: dict[str, tuple[Any, ...]] = {
     "block_size": (1, 16),
 }
 PLUGIN_ROWS = list(pairwise(PLUGINS))
-TRIE_AND_CLASSES: list[dict[str, Any]] = [
+TRIE_AND_CLASSES, *MORE_CLASSES = [
     PLUGIN_ROWS[0] | {"scheduler": "priority", "kv": "trie"} | row
     for row in (
-        {"batch": 3, "pool": None, "guesses": "none", "threads": 2},
         {"batch": 7, "pool": NEEDS_PREEMPTION["none"], "guesses": "mixed trees", "block_size": 16},
+        {"batch": 3, "pool": None, "guesses": "none", "threads": 2},
         {"batch": 33, "budget": 40, "guesses": "none", "block_size": 1},
     )
 ]
@@ -141,13 +141,17 @@ def test_33_sequences_differ_and_some_are_longer_than_two_tiles_of_attention(
     assert max(len(prompt) for prompt in PROMPTS) > 128
 
 
-@pytest.mark.parametrize("encoding", NEEDS_PREEMPTION)
+@pytest.mark.parametrize(
+    "encoding", ["int8", *(pytest.param(e, marks=pytest.mark.slow) for e in ("none", "fp8_e4m3"))]
+)
 def test_the_composition_promises_it(bundled_model: str, encoding: str) -> None:
     with Engine(config(bundled_model, encoding)) as engine:
         assert engine.prepared.composition.numerics == "invariant"
 
 
-@pytest.mark.parametrize("row", QUICK, ids=str)
+@pytest.mark.parametrize(
+    "row", [QUICK, *(pytest.param(row, marks=pytest.mark.slow) for row in MORE)], ids=str
+)
 def test_some_ways_to_run(bundled_model: str, row: dict[str, Any]) -> None:
     check(bundled_model, row)
 
@@ -177,7 +181,11 @@ def check_plugins(model: str, row: dict[str, Any]) -> None:
     assert differences(expected, got) == [], str(row)
 
 
-@pytest.mark.parametrize("row", TRIE_AND_CLASSES, ids=str)
+@pytest.mark.parametrize(
+    "row",
+    [TRIE_AND_CLASSES, *(pytest.param(row, marks=pytest.mark.slow) for row in MORE_CLASSES)],
+    ids=str,
+)
 def test_prefixes_forks_and_classes(bundled_model: str, row: dict[str, Any]) -> None:
     check_plugins(bundled_model, row)
 

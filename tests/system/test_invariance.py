@@ -259,7 +259,14 @@ def test_the_prompts_run_33_sequences_that_differ(tiny_models: dict[str, Path]) 
     assert {"stop", "length"} == {trace.finish_reason for trace in traces.values()}
 
 
-@pytest.mark.parametrize("row", PAIRWISE, ids=str)
+@pytest.mark.parametrize(
+    "row",
+    [
+        row if number % 3 == 0 else pytest.param(row, marks=pytest.mark.slow)
+        for number, row in enumerate(PAIRWISE)
+    ],
+    ids=str,
+)
 def test_pairs_of_ways_to_run(tiny_models: dict[str, Path], row: dict[str, Any]) -> None:
     """A few prompts, and all of them where so many run at once."""
     check("llama", tiny_models, row, None if row["batch"] > 2 * NUM_FEW else NUM_FEW)

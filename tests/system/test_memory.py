@@ -61,13 +61,13 @@ def test_closing_frees_memory(bundled_model: str) -> None:
 
 
 def test_closing_frees_memory_of_wide_layers(tmp_path: Path) -> None:
-    """170 MiB of weights."""
+    """Over 80 MiB of weights."""
     wide: dict[str, Any] = {
         "hidden_size": 1024,
         "intermediate_size": 7 * 1024,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 1,
     }
-    check_that_closing_frees(130, model=write_tiny_model(tmp_path, **wide), dtype="float32")
+    check_that_closing_frees(65, model=write_tiny_model(tmp_path, **wide), dtype="float32")
 
 
 def check_that_closing_frees(num_mib: float, **settings: Any) -> None:
@@ -83,7 +83,7 @@ def check_that_closing_frees(num_mib: float, **settings: Any) -> None:
         loaded = _resident_mib()
     after = _resident_mib()
     assert loaded - before > num_mib
-    assert after - before < 60
+    assert after - before < num_mib / 2
 
 
 @pytest.mark.parametrize(

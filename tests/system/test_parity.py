@@ -104,7 +104,7 @@ def ours(bundled_model: str) -> Iterator[LoadedModel]:
     model.close()
 
 
-@pytest.mark.parametrize("num_texts", [4, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_texts", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_logits_of_the_bundled_model(
     reference: Any, ours: LoadedModel, texts: list[str], bundled_model: str, num_texts: int
 ) -> None:
@@ -118,7 +118,7 @@ def test_logits_of_the_bundled_model(
 
 
 @pytest.mark.parametrize(
-    ("num_texts", "num_tokens"), [(8, 24), pytest.param(50, 64, marks=pytest.mark.slow)]
+    ("num_texts", "num_tokens"), [(3, 16), pytest.param(50, 64, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("name", ["torch", "cpu"])
 def test_audit_of_the_bundled_model(

@@ -16,21 +16,20 @@ from pegboard.testing.quantized_checkpoint import refusal, tensors_of
 
 Tensors = dict[str, torch.Tensor]
 
-OF_EACH_LAYOUT = (
-    *("awq-4b-g32", "gptq-4b-g32-desc-act", "ct-w4a16-g32-asym", "ct-w8a8-int8-static"),
-    *("ct-fp8-block-ragged", "ct-fp8-static-kv", "ct-mixed", "fp8-block-inv", "fp8-tensor-static"),
-)
-OTHERS_ALIKE = (
+OF_EACH_TOOL = ("awq-4b-g32", "gptq-4b-g32-desc-act", "ct-fp8-static-kv", "fp8-block-inv")
+OTHERS = (
+    *("ct-w4a16-g32-asym", "ct-w8a8-int8-static", "ct-fp8-block-ragged", "ct-mixed"),
+    *("fp8-tensor-static",),
     *("gptq-3b-g32-sym", "gptq-4b-g32-asym-v1", "gptq-4b-g32-asym-v2", "gptq-4b-g32-sym"),
     *("gptq-8b-g32-sym", "ct-w3a16-g32", "ct-w4a16-g32-sym", "ct-w8a8-int8-dynamic"),
     *("ct-fp8-block", "ct-fp8-dynamic"),
 )
 CHECKPOINTS = (
-    *OF_EACH_LAYOUT,
-    *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS_ALIKE),
+    *OF_EACH_TOOL,
+    *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS),
 )
 LAYER = "model.layers.0.mlp.down_proj"
-OTHERS = ("model.norm.weight", *(f"model.layers.0.self_attn.{kv}_scale" for kv in ("k", "v", "kv")))
+BESIDE = ("model.norm.weight", *(f"model.layers.0.self_attn.{kv}_scale" for kv in ("k", "v", "kv")))
 """Tensors that are damaged beside those of the layer, where a checkpoint has them."""
 
 UNUSED = (
@@ -47,7 +46,7 @@ class Damaged:
         self.config = json.loads((source / "config.json").read_text())
         self.tensors = tensors_of(source)
         self.names = [
-            name for name in self.tensors if name.startswith(f"{LAYER}.") or name in OTHERS
+            name for name in self.tensors if name.startswith(f"{LAYER}.") or name in BESIDE
         ]
         self._folder = folder
 

@@ -7,19 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from pegboard.cli import main
+
 PEGBOARD = Path(sys.executable).parent / "pegboard"
 QUICKSTART = Path(__file__).parents[2] / "examples" / "configs" / "quickstart.yaml"
 
 
-def test_it_runs_on_the_cpu_plugin_and_check_says_which_kernel_each_layer_gets() -> None:
-    run = subprocess.run(
-        [PEGBOARD, "check", "--config", QUICKSTART, "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (run.returncode, run.stderr) == (0, "")
-    found = json.loads(run.stdout)
+def test_it_runs_on_the_cpu_plugin_and_check_says_which_kernel_each_layer_gets(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", "--config", str(QUICKSTART), "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    found = json.loads(said.out)
     names = {kernel["operation"]: kernel["name"] for kernel in found["kernels"]}
     assert names == dict.fromkeys(
         ("linear", "rms_norm", "rotary", "silu_mul", "sample", "decoder_layer"), "cpu"

@@ -289,7 +289,7 @@ def test_a_wrong_option_is_named_by_its_whole_path(
     ("scheduler", "many", "one"),
     [
         ("fair", {"user": "ann"}, {"user": "bob"}),
-        ("priority", {"priority": 2}, {"priority": 1}),
+        pytest.param("priority", {"priority": 2}, {"priority": 1}, marks=pytest.mark.slow),
     ],
 )
 def test_what_a_client_says_lets_it_go_before_a_long_queue(

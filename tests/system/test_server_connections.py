@@ -234,7 +234,7 @@ def test_that_a_client_left_is_noticed_whatever_came_after_its_request(headers: 
 
 
 @pytest.mark.parametrize("late", [b"\r\n", b"\n", b"\r\n\r\n"])
-@pytest.mark.parametrize("path", [b"/slow", b"/quick"])
+@pytest.mark.parametrize("path", [b"/quick", pytest.param(b"/slow", marks=pytest.mark.slow)])
 def test_an_empty_line_after_a_body_is_no_request(late: bytes, path: bytes) -> None:
     request = b"POST " + path + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\na" + late
 

@@ -106,6 +106,7 @@ def test_the_engine_dies_with_its_server(serve: Any, model: Path) -> None:
     wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.slow
 def test_keys_of_the_environment_count_and_go_no_further(
     serve: Any, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +188,11 @@ def _post_unread(url: str, body: dict[str, Any]) -> socket.socket:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--api-key", ""), ("--api-key", " \t"), ("--set", "server.admin_keys=' '")],
+    [
+        ("--api-key", ""),
+        pytest.param(("--api-key", " \t"), marks=pytest.mark.slow),
+        pytest.param(("--set", "server.admin_keys=' '"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_blank_key_is_one_line_before_anything_starts(
     model: Path, arguments: tuple[str, ...]
@@ -198,6 +203,7 @@ def test_a_blank_key_is_one_line_before_anything_starts(
     assert "a blank key" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_one_line_before_anything_starts(model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -293,22 +299,41 @@ def pegboard_observers():
 """
 
 
+def load_of(plugin: Path, code: str) -> tuple[str, ...]:
+    """Arguments that load a plugin of this code."""
+    plugin.write_text(code)
+    return "--set", f"plugins.load=[{plugin}]", "--set", "observers=[broken]"
+
+
 def test_a_part_that_cannot_be_made_is_one_line_before_anything_listens(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path
 ) -> None:
     plugin = tmp_path / "broken.py"
-    plugin.write_text(UNBUILT_PLUGIN)
-    load = ("--set", f"plugins.load=[{plugin}]", "--set", "observers=[broken]")
+    load = load_of(plugin, UNBUILT_PLUGIN)
     done = run_serve(str(model), "--port", "0", *load)
     assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"error: plugin 'broken' (file, {plugin}): making observer 'broken'")
     assert "listening" not in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_where_a_part_cannot_be_made_is_shown_to_who_asks(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = load_of(tmp_path / "broken.py", UNBUILT_PLUGIN)
     monkeypatch.setenv("PEGBOARD_RAISE", "1")
     done = run_serve(str(model), "--port", "0", *load)
     assert done.returncode == 2
     assert 'raise ValueError("no such device")' in done.stderr
-    plugin.write_text(f"{UNBUILT_PLUGIN}\nimport os; os._exit(0)\n")
+
+
+@pytest.mark.slow
+def test_a_plugin_that_ends_its_process_is_named_before_anything_listens(
+    model: Path, tmp_path: Path
+) -> None:
+    plugin = tmp_path / "broken.py"
+    load = load_of(plugin, f"{UNBUILT_PLUGIN}\nimport os; os._exit(0)\n")
     done = run_serve(str(model), "--port", "0", *load)
     assert done.returncode == 1
     lines = done.stderr.strip().splitlines()
@@ -321,10 +346,8 @@ def test_a_signal_while_a_plugin_hangs_ends_both_processes(
     serve: Any, model: Path, tmp_path: Path
 ) -> None:
     plugin = tmp_path / "broken.py"
-    plugin.write_text(
-        UNBUILT_PLUGIN.replace("from pegboard import", "time.sleep(600)\nfrom pegboard import")
-    )
-    load = ("--set", f"plugins.load=[{plugin}]", "--set", "observers=[broken]")
+    hanging = UNBUILT_PLUGIN.replace("from pegboard", "time.sleep(600)\nfrom pegboard")
+    load = load_of(plugin, hanging)
     served = serve(model, *load, until=f"importing plugin 'broken' (file, {plugin})")
     children = psutil.Process(served.process.pid).children()
     served.process.send_signal(signal.SIGTERM)
@@ -358,6 +381,7 @@ def test_a_start_that_fails_is_one_line_after_answers_that_say_it_loads(
     assert "Traceback" not in served.log
 
 
+@pytest.mark.slow
 def test_a_signal_while_the_model_loads_ends_both_processes(
     serve: Any, model: Path, tmp_path: Path
 ) -> None:
@@ -385,7 +409,9 @@ sys.exit(serve_main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_while_the_tokenizer_is_read_leaves_nothing_behind(
     model: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -445,6 +471,7 @@ def test_a_folder_in_which_no_socket_can_be_is_one_line(
     assert not list(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
     done = run_serve(str(tmp_path / "nothing"), "--port", "0")
     assert done.returncode == 2

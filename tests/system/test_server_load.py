@@ -131,16 +131,6 @@ def test_a_killed_engine_is_an_error_to_all_and_leaves_nothing(serve: Any, model
     assert all_gone(children)
 
 
-def test_a_killed_server_leaves_no_process(serve: Any, model: Path) -> None:
-    served = serve(model)
-    wait_until(lambda: len(family(served)) == 2, 20)
-    children = family(served)
-    assert "torch" not in Path(f"/proc/{served.process.pid}/maps").read_text()
-    served.process.kill()
-    served.process.wait()
-    wait_until(lambda: all_gone(children), 20)
-
-
 @pytest.fixture(scope="module")
 def long_running(serve: Any, model: Path) -> Any:
     return serve(model, "--max-num-seqs", "64")
@@ -175,3 +165,14 @@ def test_a_client_that_does_not_read_costs_bounded_memory(long_running: Any) -> 
             assert received
             tail = tail[-4096:] + received
     assert b"reads too slowly" in tail
+
+
+def test_a_killed_server_leaves_no_process(long_running: Any) -> None:
+    """The last test of this server."""
+    served = long_running
+    wait_until(lambda: len(family(served)) == 2, 20)
+    children = family(served)
+    assert "torch" not in Path(f"/proc/{served.process.pid}/maps").read_text()
+    served.process.kill()
+    served.process.wait()
+    wait_until(lambda: all_gone(children), 20)

@@ -124,23 +124,22 @@ def test_when_all_work_a_new_one_is_told_so(served: Any, sockets: ExitStack) -> 
     assert not any(map(is_closed, working))
 
 
-def test_the_soft_limit_is_raised(serve: Any, model: Path) -> None:
+@pytest.mark.parametrize(
+    ("keep_alive_s", "is_kept"), [(0, False), pytest.param(1, True, marks=pytest.mark.slow)]
+)
+def test_keep_alive_is_a_setting_and_the_soft_limit_is_raised(
+    serve: Any, model: Path, keep_alive_s: int, is_kept: bool, sockets: ExitStack
+) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard <= RESERVED_FILES + 600:
         pytest.skip(f"the system allows {hard} open files")
+    settings = ("server.max_connections=600", f"server.keep_alive_s={keep_alive_s}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        served = serve(model, "--set", "server.max_connections=600")
+        served = serve(model, *(word for one in settings for word in ("--set", one)))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert psutil.Process(served.process.pid).rlimit(psutil.RLIMIT_NOFILE)[0] >= 728
-
-
-@pytest.mark.parametrize(("keep_alive_s", "is_kept"), [(0, False), (1, True)])
-def test_keep_alive_is_a_setting(
-    serve: Any, model: Path, keep_alive_s: int, is_kept: bool, sockets: ExitStack
-) -> None:
-    served = serve(model, "--set", f"server.keep_alive_s={keep_alive_s}")
     connection = connect(served, sockets, GET)
     answer = b""
     while piece := connection.recv(2**16):  # to the connection's end

@@ -13,7 +13,13 @@ import tokenizers
 
 from pegboard.testing.tiny import TokenizerKind, write_tiny_model
 
-KINDS = get_args(TokenizerKind)
+QUICK = ("byte_level", "byte_fallback")
+"""Where a character may be cut; each kind is a server of its own."""
+
+KINDS = [
+    kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow)
+    for kind in get_args(TokenizerKind)
+]
 
 PIECES = [
     *(

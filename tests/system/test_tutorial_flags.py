@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import AuthenticationError, BadRequestError
+
+from pegboard.cli import main
 
 FLAGS = [
     "--max-model-len",
@@ -23,17 +22,18 @@ FLAGS = [
 ]
 
 
-def test_memory_is_that_of_so_many_sequences_of_that_length(bundled_model: str) -> None:
-    program = Path(sys.executable).with_name("pegboard")
-    command = [str(program), "check", bundled_model, *FLAGS, "--json"]
-    run = subprocess.run(command, capture_output=True, check=True, timeout=120)
-    found = json.loads(run.stdout)
+def test_memory_is_that_of_so_many_sequences_of_that_length(
+    bundled_model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", bundled_model, *FLAGS, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
     assert found["max_model_len"] == {"value": 2048, "why": "named in the config"}
     (cache,) = [part for part in found["parts"] if part["interface"] == "prefix_cache"]
     num_sequences = 16 if cache["name"] == "none" else 2 * 16  # the rest is for known prefixes
     assert found["memory"]["num_full_sequences"] == num_sequences
 
 
+@pytest.mark.slow
 def test_it_serves_as_the_flags_say(serve: Any, bundled_model: str) -> None:
     served = serve(bundled_model, *FLAGS)
     with served.client("wrong") as client, pytest.raises(AuthenticationError):

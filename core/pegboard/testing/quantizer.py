@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -211,10 +212,15 @@ class QuantizerContract:
                     assert planned == math.prod(spec.shape) * weight.values.element_size()
 
     def test_planning_does_not_import_torch(self, make: QuantizerUnderTest) -> None:
-        modules = [make.parameters.__module__, make.resident_bytes.__module__]
-        argv = [sys.executable, "-c", _TORCH_FREE, *modules]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        done = _import_apart(make.parameters.__module__, make.resident_bytes.__module__)
         assert done.returncode == 0, done.stderr or "torch was imported"
+
+
+@cache
+def _import_apart(*modules: str) -> subprocess.CompletedProcess[str]:
+    """Imports modules in a process of their own, once for all schemes that they plan."""
+    argv = [sys.executable, "-c", _TORCH_FREE, *modules]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
 def _check_canonical(weight: LinearWeight, dtype: str) -> None:

@@ -219,7 +219,7 @@ class PagedMachine(RuleBasedStateMachine):
             assert ledger.free == ledger.total - len(kept | named)
 
 
-PagedMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+PagedMachine.TestCase.settings = settings(stateful_step_count=40, deadline=None)
 TestPagedMachine = PagedMachine.TestCase
 
 

@@ -103,7 +103,13 @@ UNUSABLE = {
 }
 
 
-@pytest.mark.parametrize("kind", UNUSABLE)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow) if kind.startswith("endless before") else kind
+        for kind in UNUSABLE
+    ],
+)
 def test_a_template_that_cannot_be_used_is_found_out_at_once(kind: str) -> None:
     source, message = UNUSABLE[kind]
     with renderer_of(source, compile_s=1.0) as renderer:

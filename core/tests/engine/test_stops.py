@@ -40,7 +40,7 @@ def _whole(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
     return text, None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=7 * settings().max_examples)
 @given(
     pieces=st.lists(st.text(alphabet="ab", max_size=4), max_size=12),
     rest=st.text(alphabet="ab", max_size=3),
@@ -76,7 +76,7 @@ def test_only_what_could_become_a_stop_is_held_back() -> None:
     assert stream.stopped_by == "two three"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=4 * settings().max_examples)
 @given(
     early=st.text(alphabet="ab", max_size=8),
     late=st.text(alphabet="ab", max_size=8),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +163,17 @@ def write(folder: Path, name: str, code: str, **manifest: Any) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What `pegboard plugins --load` says of each of `BROKEN`, and of one that is not."""
-    folder = tmp_path_factory.mktemp("plugins")
+QUICK = ("raises", "ends", "misspelt", "made", "nothing", "validator", "layout", "self_test")
+"""One of each step of a trial; each is a process of its own."""
+
+Loaded = dict[str, dict[str, Any]]
+
+
+def load(folder: Path, names: Iterable[str]) -> Loaded:
+    """What `pegboard plugins --load` says of some of `BROKEN`, and of one that is not."""
     files = [write(folder, "good", GOOD)]
-    for name, (code, _, *manifest) in BROKEN.items():
+    for name in names:
+        code, _, *manifest = BROKEN[name]
         files.append(write(folder, name, code, **(manifest[0] if manifest else {})))
     config = folder / "config.yaml"
     others = [plugin.name for plugin in list_plugins() if plugin.name != "builtin"]
@@ -182,17 +187,35 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     return {plugin["name"]: plugin for plugin in listed}
 
 
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return load(tmp_path_factory.mktemp("plugins"), QUICK)
+
+
+@pytest.fixture(scope="module")
+def all_loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return load(tmp_path_factory.mktemp("plugins"), BROKEN)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_broken_plugin_is_found_by_loading_it(loaded: Loaded, name: str) -> None:
+    check_that_loading_finds(loaded, name)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_plugin_is_found_by_loading_it(
-    loaded: dict[str, dict[str, Any]], name: str
-) -> None:
+def test_every_broken_plugin_is_found_by_loading_it(all_loaded: Loaded, name: str) -> None:
+    check_that_loading_finds(all_loaded, name)
+
+
+def check_that_loading_finds(loaded: Loaded, name: str) -> None:
     (fault,) = loaded[name]["faults"]
     assert re.search(BROKEN[name][1], fault), fault
     assert f"plugin {name!r} (file, " in fault and "\n" not in fault
     assert loaded[name]["problem"] is None, "a manifest alone does not show it"
 
 
-def test_what_works_has_no_faults(loaded: dict[str, dict[str, Any]]) -> None:
+def test_what_works_has_no_faults(loaded: Loaded) -> None:
     assert loaded["good"]["faults"] == [] == loaded["good"]["not_made"]
     assert loaded["builtin"]["faults"] == []
     assert all("needs a checkpoint" in line for line in loaded["builtin"]["not_made"])
@@ -215,7 +238,7 @@ def pegboard_quantizers():
     ("interface", "code", "manifest", "said"),
     [
         ("scheduler", factory("1 / 0"), {}, "making scheduler 'flawed'"),
-        (
+        pytest.param(
             "quantizer",
             FLAWED_QUANTIZER,
             {
@@ -224,6 +247,7 @@ def pegboard_quantizers():
                 '# parameters = ":parameters"\n# resident_bytes = ":resident_bytes"',
             },
             "making quantizer 'flawed'",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -171,7 +171,9 @@ def test_broken_caches() -> None:
             test(broken)
 
 
-@pytest.mark.parametrize("broken", [RuthlessCache, GreedyCache, DoubleCache])
+@pytest.mark.parametrize(
+    "broken", [GreedyCache, DoubleCache, pytest.param(RuthlessCache, marks=pytest.mark.slow)]
+)
 def test_random_operations_find_a_broken_cache(broken: type[DictCache]) -> None:
     with pytest.raises((AssertionError, FlakyFailure, ExceptionGroup)):
         PrefixCacheContract().test_random_operations_never_name_a_wrong_page(broken)

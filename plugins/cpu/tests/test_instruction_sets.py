@@ -18,7 +18,13 @@ def test_attention_contract_with_the_plainest_instruction_set() -> None:
     _run("portable", "test_contract_attention.py")
 
 
-@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "portable" else pytest.param(name, marks=pytest.mark.slow)
+        for name in INSTRUCTION_SETS
+    ],
+)
 def test_products_with_instruction_set(name: str) -> None:
     _run(name, "test_linear_memory.py")
 
