@@ -131,7 +131,7 @@ AT_THE_LIMITS: dict[str, list[Case]] = {
         Case({"prompt": "1" * MAX_TEXT, "return_token_strs": True}),
         Case({"prompt": "Hi", "model": NAME}, 404),
         Case({"messages": MESSAGES, "return_token_strs": True}),
-        Case({"messages": [message(PARTS)]}),
+        Case({"messages": [message(PARTS)]}, 400),
         Case({"messages": [message([{"type": "text", "text": "1"}] * LIMITS.parts, name=NAME)] * 50}),
     ],
     DETOKENIZE: [Case({"tokens": IDS}), Case({"tokens": [1], "model": NAME}, 404)],
