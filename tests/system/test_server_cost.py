@@ -292,18 +292,14 @@ def thin(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return serve(folder, "--set", f"tokenizer={SMOLLM2}")
 
 
-@pytest.fixture(scope="module")
-def watch(request: pytest.FixtureRequest, serve: Any) -> Iterator[Watch]:
-    """Of a server of the thin model, or of a whole one."""
-    is_thin = request.param == "thin"
-    served = request.getfixturevalue("thin") if is_thin else serve(SMOLLM2)
+def watched(served: Any) -> Iterator[Watch]:
     watch = Watch(served.url, served.process.pid)
     watch.start()
     yield watch
     watch.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def usual_gap(watch: Watch) -> float:
     began = time.perf_counter()
     time.sleep(1)
@@ -364,30 +360,63 @@ FAR_OVER: dict[str, list[Content]] = {
     DETOKENIZE: [b'{"tokens": [%b1]}' % (b"1," * (LIMITS.values - 9))],
 }
 
-REQUESTS = [
+ENDING = [
     *(
-        pytest.param(
-            "thin" if case.ends else "whole",
-            path,
-            json.dumps(case.body).encode(),
-            case.status if case.ends else None,
-            id=f"at the limits {path} {index}",
-        )
+        pytest.param(path, json.dumps(case.body).encode(), case.status, id=f"{path} {index}")
         for path, cases in AT_THE_LIMITS.items()
         for index, case in enumerate(cases)
+        if case.ends
     ),
     *(
-        pytest.param("thin", path, content, 400, id=f"far over {path} {index}")
+        pytest.param(path, content, 400, id=f"far over {path} {index}")
         for path, contents in FAR_OVER.items()
         for index, content in enumerate(contents)
     ),
 ]
+COMPUTING = [
+    pytest.param(path, json.dumps(case.body).encode(), id=f"{path} {index}")
+    for path, cases in AT_THE_LIMITS.items()
+    for index, case in enumerate(cases)
+    if not case.ends
+]
 
 
-@pytest.mark.parametrize(("watch", "path", "content", "status"), REQUESTS, indirect=["watch"])
-def test_a_request_costs_others_little(
+class TestOfAThinModel:
+    """What is answered or refused, to its end."""
+
+    @pytest.fixture(scope="class")
+    def watch(self, thin: Any) -> Iterator[Watch]:
+        yield from watched(thin)
+
+    @pytest.mark.parametrize(("path", "content", "status"), ENDING)
+    def test_a_request_costs_others_little(
+        self, watch: Watch, usual_gap: float, path: str, content: Content, status: int
+    ) -> None:
+        costs_little(watch, usual_gap, path, content, status)
+
+
+class TestOfAWholeModel:
+    """What has a whole model compute for long; it is given up."""
+
+    @pytest.fixture(scope="class")
+    def watch(self, serve: Any) -> Iterator[Watch]:
+        yield from watched(serve(SMOLLM2))
+
+    @pytest.mark.parametrize(("path", "content"), COMPUTING)
+    def test_a_request_costs_others_little(
+        self, watch: Watch, usual_gap: float, path: str, content: Content
+    ) -> None:
+        costs_little(watch, usual_gap, path, content, None)
+
+
+def costs_little(
     watch: Watch, usual_gap: float, path: str, content: Content, status: int | None
 ) -> None:
+    """Sends a request and holds what others see of it to the bounds.
+
+    Args:
+        status: that it is answered with; None: it is given up, unless it is answered at once.
+    """
     for _attempt in range(3):  # whatever else this machine does takes its time, too
         watch.settle(3 * usual_gap)
         began = time.perf_counter()

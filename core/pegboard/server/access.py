@@ -43,8 +43,9 @@ class RequireKey:
 
     def _number(self, headers: Headers) -> int | None:
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        # Headers were decoded as Latin-1; the bytes are what was sent.
+        # Headers were decoded as Latin-1; the bytes are what was sent. Those of a character may look like
+        # Latin-1's own spaces, so only those of HTTP are taken off.
+        key = token.strip(" \t") if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         given = _digest(key.encode("latin-1"))
         # Compares with every key, so that the time taken says nothing.
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from pegboard.config import LimitsConfig
@@ -52,6 +54,7 @@ class ServedModel:
         renderer: of its chat template; None: it has none.
         limits: what clients may ask of it.
         sampling_defaults: what the checkpoint wants where a request says nothing.
+        encoding: where texts are encoded.
     """
 
     names: tuple[str, ...]
@@ -64,6 +67,7 @@ class ServedModel:
     renderer: Renderer | None
     limits: LimitsConfig
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    encoding: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
 
     def named(self, name: str | None) -> str:
         """What a request calls the model; the first of its names where it does not say.
@@ -118,7 +122,7 @@ class ServedModel:
         if not isinstance(prompt, str):
             return tuple(prompt)
         tokenizer = self.need_tokenizer("prompt")
-        return tuple(await asyncio.to_thread(tokenizer.encode, prompt, special=special))
+        return await self._encoded(tokenizer, prompt, special)
 
     async def encode_chat(
         self,
@@ -144,7 +148,7 @@ class ServedModel:
         text = await self.renderer.render(
             messages, max_bytes=self._max_bytes, add_generation_prompt=add_generation_prompt
         )
-        return tuple(await asyncio.to_thread(tokenizer.encode, text, special=special))
+        return await self._encoded(tokenizer, text, special)
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """The text of token ids; empty without a tokenizer."""
@@ -173,6 +177,12 @@ class ServedModel:
                 fix="send token ids to /v1/completions, with return_token_ids",
             )
         return self.tokenizer
+
+    async def _encoded(self, tokenizer: Tokenizer, text: str, special: bool) -> tuple[int, ...]:
+        """In the one thread of all texts: however many come at once, they take one core at most."""
+        encode = partial(tokenizer.encode, text, special=special)
+        ids = await asyncio.get_running_loop().run_in_executor(self.encoding, encode)
+        return tuple(ids)
 
     @property
     def _max_bytes(self) -> int:

@@ -77,7 +77,7 @@ class _Place:
 def is_loopback(address: str) -> bool:
     """Whether a text is an IP address of a loopback device; a name is not."""
     try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return False
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None

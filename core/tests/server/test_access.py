@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -32,8 +33,11 @@ LOADING = 503
 """The status of what was let in, and needs the engine, which has not started here."""
 
 
+Headers = Mapping[str, str] | Mapping[bytes, bytes]
+
+
 def ask(
-    *requests: tuple[str, str, dict[str, str]],
+    *requests: tuple[str, str, Headers],
     keys: Keys = Keys(),
     on_loopback: bool = True,
     **settings: Any,
@@ -57,12 +61,20 @@ def ask(
     return asyncio.run(run())
 
 
-def statuses(*requests: tuple[str, str, dict[str, str]], **server: Any) -> list[int]:
+def statuses(*requests: tuple[str, str, Headers], **server: Any) -> list[int]:
     return [answer.status_code for answer in ask(*requests, **server)]
 
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("key", ["cl\u00e9-\u00e0", "\u00c5", "\u043a\u043b\u044e\u0447", "plain"])
+def test_a_key_of_any_letters_is_known_in_both_headers(key: str) -> None:
+    sent = key.encode()
+    for headers in ({b"authorization": b"Bearer " + sent}, {b"x-api-key": sent}):
+        (status,) = statuses(("GET", "/v1/models", headers), keys=Keys(api=(key,)))
+        assert status == 200
 
 
 ADMINS_ROUTES = [("GET", "/metrics", 200), ("POST", "/reset_prefix_cache", LOADING)]
@@ -126,6 +138,7 @@ FOREIGN = [
     "::1",
     "[::1",
     "127.1",
+    "127.0.0.1%evil.example",
     "localhost localhost",
 ]
 
