@@ -318,7 +318,16 @@ TOKENIZER_FILES = {
 }
 
 
-@pytest.mark.parametrize("file", TOKENIZER_FILES)
+FILES_ALWAYS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(file, marks=() if file in FILES_ALWAYS else pytest.mark.slow)
+        for file in TOKENIZER_FILES
+    ],
+)
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_values_of_the_files_beside_it(whole: Path, file: str, data: st.DataObject) -> None:

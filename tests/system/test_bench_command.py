@@ -151,6 +151,7 @@ def test_a_running_server_counts_the_same_tokens_and_a_wrong_key_is_one_line(
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )

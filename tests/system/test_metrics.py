@@ -287,6 +287,7 @@ def test_counts_are_those_of_the_clients(served: Any, count: int) -> None:
     assert after["pegboard_step_sequences_count"] == after["vllm:iteration_tokens_total_count"]
 
 
+@pytest.mark.slow
 def test_clients_that_leave_are_counted(serve: Any, tmp_path: Path) -> None:
     """Some of them while their sequences run, some while they wait."""
     write_tiny_model(tmp_path, num_hidden_layers=1, max_position_embeddings=20_000)

@@ -36,6 +36,7 @@ def test_it_runs_on_the_cpu_plugin_and_check_says_which_kernel_each_layer_gets(
     assert (found["numerics"], found["not_promised"]) == ("invariant", [])
 
 
+@pytest.mark.slow
 def test_it_knows_the_capital_of_france() -> None:
     question = ["--chat", "--prompt", "What is the capital of France?", "--temperature", "0"]
     run = subprocess.run(

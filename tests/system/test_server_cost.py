@@ -74,6 +74,7 @@ MOST_IDS = [IDS] * (LIMITS.values // MAX_MODEL_LEN - 1)
 MOST_SEQUENCES: Body = {"prompt": ["Hi"] * LIMITS.prompts, "n": LIMITS.sequences // LIMITS.prompts}
 SCORES: Body = {"n": LIMITS.n, "echo": True, "logprobs": 20, "max_tokens": 1}
 TOP: Body = {"n": LIMITS.n, "logprobs": True, "top_logprobs": 20}
+SCORED: Body = {"prompt": "Hi", "n": LIMITS.n, "logprobs": 20}
 MOST_LOGPROBS = LIMITS.logprobs // LIMITS.n // (1 + 20)
 """Tokens for each of the most sequences, where each token has the most logprobs."""
 
@@ -90,18 +91,20 @@ class Case:
         status: that it is answered with.
         ends: the answer is waited for. The dearest moment of many is their last, and a model of thin
             layers comes to it soon; of others it is what they have a whole model compute.
+        slow: it takes long, and another has the same product of limits.
     """
 
     body: Body
     status: int = 200
     ends: bool = True
+    slow: bool = False
 
 
 AT_THE_LIMITS: dict[str, list[Case]] = {
     COMPLETIONS: [
         Case({**MOST_SEQUENCES, **SAMPLING}),
         Case({**MOST_SEQUENCES, **SAMPLING}, ends=False),
-        Case({"prompt": "Hi", "n": LIMITS.n, "logprobs": 20, **SAMPLING, "max_tokens": MOST_LOGPROBS}),
+        Case({**SCORED, **SAMPLING, "max_tokens": MOST_LOGPROBS}, slow=True),
         Case({"prompt": "Hi", "n": LIMITS.n, "stop": "a" * LIMITS.stop_characters, "stream": True}),
         Case({"prompt": ["Hi"] * LIMITS.prompts, "max_tokens": 1, **PROCESSORS}),
         Case({"prompt": "Hi", "model": NAME}, 404),
@@ -109,7 +112,7 @@ AT_THE_LIMITS: dict[str, list[Case]] = {
         Case({"prompt": [LONG] * LIMITS.prompts, "max_tokens": 1}, ends=False),
         Case({"prompt": LONG, "n": LIMITS.n, "echo": True, "max_tokens": 1}),
         Case({"prompt": IDS, "n": LIMITS.n, "return_token_ids": True, "max_tokens": 1}),
-        Case({"prompt": IDS, "prompt_logprobs": 20, "max_tokens": 1}),
+        Case({"prompt": IDS, "prompt_logprobs": 20, "max_tokens": 1}, slow=True),
         Case({"prompt": IDS, "prompt_logprobs": 20, "max_tokens": 1}, ends=False),
         Case({"prompt": IDS[:MOST_LOGPROBS], "n": LIMITS.n, "prompt_logprobs": 20, "max_tokens": 1}),
         Case({"prompt": MOST_IDS, "echo": True, "max_tokens": 1}, ends=False),
@@ -235,9 +238,9 @@ class Watch:
             self._begin_anew.set()
             while self.tokens[-1][0] == number:
                 time.sleep(0.05)
-        for _ in range(50):
-            time.sleep(0.2)
-            if self.longest_gap(time.perf_counter() - 0.4) < usual_s:
+        for _ in range(100):
+            time.sleep(0.1)
+            if self.longest_gap(time.perf_counter() - 0.3) < usual_s:
                 return
 
     def longest_gap(self, began: float) -> float:
@@ -362,7 +365,13 @@ FAR_OVER: dict[str, list[Content]] = {
 
 ENDING = [
     *(
-        pytest.param(path, json.dumps(case.body).encode(), case.status, id=f"{path} {index}")
+        pytest.param(
+            path,
+            json.dumps(case.body).encode(),
+            case.status,
+            id=f"{path} {index}",
+            marks=pytest.mark.slow if case.slow else (),
+        )
         for path, cases in AT_THE_LIMITS.items()
         for index, case in enumerate(cases)
         if case.ends
@@ -421,7 +430,7 @@ def costs_little(
         watch.settle(3 * usual_gap)
         began = time.perf_counter()
         answered = send(watch.url + path, content, ANSWERED_S if status else WATCHED_S)
-        time.sleep(0.2)
+        time.sleep(0.1)
         added_gap = watch.longest_gap(began) - usual_gap
         live, taken = watch.slowest_live(began), watch.taken(began)
         assert answered == status or (status is None and answered == 200)

@@ -125,6 +125,7 @@ def test_keys_of_the_environment_count_and_go_no_further(
     assert not {"PEGBOARD_API_KEY", "PEGBOARD_ADMIN_KEY"} & set(environment)
 
 
+@pytest.mark.slow
 def test_keys_are_asked_for_where_they_are_set(serve: Any, model: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\nsecond\n")
@@ -153,6 +154,7 @@ def test_keys_are_asked_for_where_they_are_set(serve: Any, model: Path, tmp_path
         client.models.list()
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_told_with_a_time_to_come_back(serve: Any, model: Path) -> None:
     limits = "server.limits={queue: 2, queue_tokens: 3}"
     served = serve(model, "--max-num-seqs", "1", "--set", limits)

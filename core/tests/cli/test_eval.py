@@ -188,6 +188,7 @@ def test_logits_that_are_no_numbers_keep_no_limit(model: Path, data: Path, tmp_p
     assert len(run(*words, "--max-kl", "1000", status=3)["passed"]) == 1
 
 
+@pytest.mark.slow
 def test_both_generate_in_processes_of_their_own(model: Path, data: Path, tmp_path: Path) -> None:
     """Greedy texts of a model agree with its own; speed and memory are those of each engine."""
     config = tmp_path / "a.yaml"

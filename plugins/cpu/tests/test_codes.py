@@ -223,6 +223,7 @@ for format in FORMATS + GROUPED:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
