@@ -1,7 +1,7 @@
 """Two checkouts of Pegboard against each other: what a change costs, or gains, on this machine.
 
 Both engines generate in turns (see `rounds.py`), float32 weights; then both measure the host's part of a
-step (see `bench_step.py`). Prints a table and writes a JSON file.
+step (see `bench_step.py`). Writes a JSON file and the table of this folder's README.
 
     python examples/bench/bench_ab.py ../before            # a checkout with an environment in .venv
     python examples/bench/bench_ab.py ../before --case 1x128x64 --rounds 15 --running 64 256
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from peer_process import prepare_models
-from report import circumstances, markdown, write_result
+from report import circumstances, markdown, write_result, write_table
 from rounds import PARTS, ratios, round_options, started, take_turns
 
 HERE = Path(__file__).parent
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--running", type=int, nargs="*", default=[256], help="of host steps")
     parser.add_argument("--steps", type=int, default=300, help="of a round")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "ab.json")
+    parser.add_argument("--page", type=Path, default=HERE / "README.md", help="gets the table")
     options = parser.parse_args()
     options.case = options.case or list(CASES)
     prepare_models(options.models)
@@ -61,7 +62,7 @@ def main() -> None:
         str(running): _host_steps(options.before, running, options) for running in options.running
     }
     write_result(options.out, result)
-    print(table(result))
+    write_table(options.page, "bench_ab", table(result))
 
 
 def table(result: dict[str, Any]) -> str:
@@ -74,7 +75,12 @@ def table(result: dict[str, Any]) -> str:
     for running, lasted in result["host_steps"].items():
         values = [b / a for b, a in zip(lasted["before"], lasted["after"], strict=True)]
         rows.append([f"host step, {running} sequences", "after", _interval(values), "", ""])
-    return markdown(["speed to before", "", *PARTS], rows)
+    caption = (
+        f"Medians of {result['rounds']} rounds, and the interval that holds the true one with"
+        f" {CONFIDENCE:.0%}; SmolLM2-135M, float32, threads: {result['threads']}, {result['cpu']}; load"
+        f" of the machine before it: {result['load_before']}. Data: `results/ab.json`."
+    )
+    return f"{markdown(['speed to before', '', *PARTS], rows)}\n\n{caption}"
 
 
 def _host_steps(before: Path, running: int, options: Any) -> dict[str, list[float]]:
