@@ -15,8 +15,8 @@ from pegboard.server.places import Places
 from pegboard.server.request_log import RequestLog
 from pegboard.server.strict_http import StrictHttp
 
-MAX_READ_BYTES = 8 * 1024
-"""What is read of a connection before others have their turn: in small chunks it takes 40 ms to parse."""
+MAX_READ_BYTES = 32 * 1024
+"""What is read of a connection before others have their turn."""
 
 MAX_LATE_BYTES = 64 * 1024
 """What may come after a request while that is answered."""
