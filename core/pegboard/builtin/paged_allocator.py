@@ -112,7 +112,7 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
         holding = self._holdings.pop(owner, None)
         if holding is None:
             return
-        self._log.note(lambda: self._holdings.__setitem__(owner, holding))
+        self._log.note(self._holdings.__setitem__, owner, holding)
         if after_step is None or after_step <= self._fenced:
             self._drop(holding, Kind.HELD)
             return
@@ -120,13 +120,13 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
             self._move(group, table, Kind.HELD, Kind.DEFERRED)
         waiting = (after_step, holding)
         self._waiting.append(waiting)
-        self._log.note(lambda: self._waiting.remove(waiting))
+        self._log.note(self._waiting.remove, waiting)
 
     def fence(self, step_id: int) -> None:
         fenced, waiting = self._fenced, self._waiting
         self._fenced = max(fenced, step_id)
         self._waiting = [entry for entry in waiting if entry[0] > self._fenced]
-        self._log.note(lambda: self._restore_fence(fenced, waiting))
+        self._log.note(self._restore_fence, fenced, waiting)
         for after_step, holding in waiting:
             if after_step <= self._fenced:
                 self._drop(holding, Kind.DEFERRED)
@@ -185,13 +185,13 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
             raise ValueError(f"page {page} of group {group} is free")
         if not pool.is_cached(page):
             pool.move(page, None, Kind.CACHED)
-            self._log.note(lambda: self.forget(group, page))
+            self._log.note(self.forget, group, page)
 
     def forget(self, group: int, page: int) -> None:
         pool = self._pools[group]
         if pool.is_cached(page):
             pool.move(page, Kind.CACHED, None)
-            self._log.note(lambda: pool.move(page, None, Kind.CACHED))
+            self._log.note(pool.move, page, None, Kind.CACHED)
 
     # Pins
 
@@ -200,7 +200,7 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
             raise ValueError(f"pin {name!r} exists already")
         pin = _Pin(deadline, tuple(tuple(table) for table in self._holdings[owner].tables))
         self._pins[name] = pin
-        self._log.note(lambda: self._forget_pin(name))
+        self._log.note(self._forget_pin, name)
         for group, ids in enumerate(pin.pages):
             self._move(group, ids, None, Kind.PINNED)
         return pin.pages
@@ -209,7 +209,7 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
         pin = self._pins.pop(name, None)
         if pin is None:
             return
-        self._log.note(lambda: self._pins.__setitem__(name, pin))
+        self._log.note(self._pins.__setitem__, name, pin)
         for group, ids in enumerate(pin.pages):
             self._move(group, ids, Kind.PINNED, None)
 
@@ -345,7 +345,7 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
             dropped = table[start:end]
             self._set(table, slice(start, end), [0] * (end - start))
             holding.num_dropped[group] = end
-            self._log.note(lambda: holding.num_dropped.__setitem__(group, start))
+            self._log.note(holding.num_dropped.__setitem__, group, start)
             self._move(group, dropped, Kind.HELD, None)
 
     # Changes that a transaction can take back
@@ -353,7 +353,7 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
     def _take(self, group: int) -> int:
         pool = self._pools[group]
         page = pool.take()
-        self._log.note(lambda: pool.move(page, Kind.HELD, None))
+        self._log.note(pool.move, page, Kind.HELD, None)
         return page
 
     def _move(
@@ -363,22 +363,22 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
         pool = self._pools[group]
         moved = [page for page in pages if page != 0]
         pool.move_all(moved, source, target)
-        self._log.note(lambda: pool.move_all(reversed(moved), target, source))
+        self._log.note(pool.move_all, reversed(moved), target, source)
 
     def _set(self, table: list[int], part: slice, pages: list[int]) -> None:
         before = table[part]
         table[part] = pages
         after = slice(part.start, part.start + len(pages))
-        self._log.note(lambda: table.__setitem__(after, before))
+        self._log.note(table.__setitem__, after, before)
 
     def _set_num_tokens(self, holding: _Holding, num_tokens: int) -> None:
         before = holding.num_tokens
         holding.num_tokens = num_tokens
-        self._log.note(lambda: setattr(holding, "num_tokens", before))
+        self._log.note(setattr, holding, "num_tokens", before)
 
     def _add_holding(self, owner: Owner, holding: _Holding) -> None:
         self._holdings[owner] = holding
-        self._log.note(lambda: self._holdings.__delitem__(owner))
+        self._log.note(self._holdings.__delitem__, owner)
 
 
 def _num_leading_gaps(table: Sequence[int]) -> int:

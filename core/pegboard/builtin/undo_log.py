@@ -14,13 +14,13 @@ class UndoLog:
     """
 
     def __init__(self) -> None:
-        self._inverses: list[Callable[[], object]] = []
+        self._inverses: list[tuple[Callable[..., object], tuple[object, ...]]] = []
         self._active = False
 
-    def note(self, inverse: Callable[[], object]) -> None:
+    def note(self, inverse: Callable[..., object], *args: object) -> None:
         """Remembers the inverse of a change just made; outside a transaction it is dropped."""
         if self._active:
-            self._inverses.append(inverse)
+            self._inverses.append((inverse, args))
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -31,7 +31,8 @@ class UndoLog:
         except BaseException:
             self._active = False
             while len(self._inverses) > mark:
-                self._inverses.pop()()
+                inverse, args = self._inverses.pop()
+                inverse(*args)
             raise
         finally:
             self._active = outer

@@ -60,16 +60,21 @@ def detokenizers(decoder: Decoder) -> Callable[[], Detokenizer]:
     return lambda: IncrementalDetokenizer(decoder)
 
 
-class _Pieces(dict[int, bytes]):
-    """Bytes of the tokens that were met so far."""
+class _Pieces(dict[int, tuple[bytes, str | None]]):
+    """Of the tokens that were met so far: their bytes, and their text where that is UTF-8 by itself."""
 
     def __init__(self, decoder: TokenBytes) -> None:
         self._decoder = decoder
 
-    def __missing__(self, token_id: int) -> bytes:
+    def __missing__(self, token_id: int) -> tuple[bytes, str | None]:
         skipped = self._decoder.is_skipped(token_id)
-        self[token_id] = piece = b"" if skipped else self._decoder.token_bytes(token_id)
-        return piece
+        piece = b"" if skipped else self._decoder.token_bytes(token_id)
+        try:
+            text = piece.decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token_id] = piece, text
+        return piece, text
 
 
 class ByteDetokenizer:
@@ -78,16 +83,24 @@ class ByteDetokenizer:
     Held back is only the beginning of a character.
 
     Args:
-        pieces: each token's bytes; may be shared.
+        pieces: each token's bytes and text; may be shared.
     """
 
-    def __init__(self, pieces: Mapping[int, bytes]) -> None:
+    def __init__(self, pieces: Mapping[int, tuple[bytes, str | None]]) -> None:
         self._pieces = pieces
         self._characters = getincrementaldecoder("utf-8")(errors="replace")
+        self._holds_back = False
 
     def add(self, token_ids: Sequence[int]) -> str:
         """Takes the next tokens; returns new text that no later token changes."""
-        return self._characters.decode(b"".join([self._pieces[item] for item in token_ids]))
+        shown = ""
+        for token_id in token_ids:
+            piece, text = self._pieces[token_id]
+            if text is None or self._holds_back:
+                text = self._characters.decode(piece)
+                self._holds_back = bool(self._characters.getstate()[0])
+            shown += text
+        return shown
 
     def finish(self) -> str:
         """The rest, as no token follows. Nothing may be added afterwards."""
