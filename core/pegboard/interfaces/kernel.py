@@ -8,18 +8,15 @@ row the same bits for any batch size, position in the batch, chunking, padding a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType
 
 if TYPE_CHECKING:
     import torch
 
-    from pegboard.interfaces.attention import AttentionBackend, RotaryTable
-    from pegboard.interfaces.model import AttentionShape
     from pegboard.interfaces.quantizer import LinearWeight
 
-VERSION = 0
+VERSION = 1
 
 OPERATIONS = ("linear", "rms_norm", "rotary", "silu_mul", "sample")
 """The operations that an engine asks for."""
@@ -120,52 +117,6 @@ class SiluMulKernel(Kernel):
     @abstractmethod
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up, [num_rows, n] each. May write into `gate`."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayerParts:
-    """A Llama-type decoder layer without biases and norms of q and k.
-
-    Attributes:
-        layer: its number.
-        attention: shape of its attention.
-        backend: the worker's attention backend.
-        rotary: angles; None: no rotation.
-        qkv, o, gate_up, down: weights packed by the family's linear kernel; q, k, v and gate, up are
-            joined along the output, in this order.
-        norm, next_norm: [hidden_size], weights of the norms between attention and MLP, and after the
-            layer (the next one's, or the model's last); `eps` is added to the means of both.
-    """
-
-    layer: int
-    attention: AttentionShape
-    backend: AttentionBackend
-    rotary: RotaryTable | None
-    qkv: PackedWeight
-    o: PackedWeight
-    gate_up: PackedWeight
-    down: PackedWeight
-    norm: torch.Tensor
-    next_norm: torch.Tensor
-    eps: float
-
-
-class DecoderLayerKernel(Kernel):
-    """Joint operation `decoder_layer`: layers that follow each other, in one call."""
-
-    @abstractmethod
-    def prepare(self, parts: DecoderLayerParts) -> PackedWeight | None:
-        """Readies a layer; None: this kernel cannot run it."""
-
-    @abstractmethod
-    def decoder_layers(
-        self, layers: Sequence[PackedWeight], hidden: torch.Tensor, residual: torch.Tensor
-    ) -> None:
-        """For each layer in order: h += attention(x); h += mlp(norm(h)); x = next_norm(h).
-
-        hidden: x, the normed residual; residual: h; both [num_tokens, hidden_size] in the activation
-        dtype, and both changed in place.
-        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ from torch.nn import functional as F
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.attention import AttentionBackend, RotaryTable
 from pegboard.interfaces.checkpoint import CheckpointSource
+from pegboard.interfaces.decoder_layer import DecoderLayerKernel, DecoderLayerParts
 from pegboard.interfaces.kernel import (
-    DecoderLayerKernel,
-    DecoderLayerParts,
     Kernel,
     LinearKernel,
     PackedWeight,

@@ -30,7 +30,8 @@ from pegboard.interfaces.attention import (
     AttentionContext,
     RotaryTable,
 )
-from pegboard.interfaces.kernel import DecoderLayerParts, KernelContext, PackedWeight
+from pegboard.interfaces.decoder_layer import DecoderLayerParts
+from pegboard.interfaces.kernel import KernelContext, PackedWeight
 from pegboard.interfaces.kv import KVGroup, TensorSpec
 from pegboard.interfaces.model import AttentionShape
 from pegboard.interfaces.quantizer import LinearWeight

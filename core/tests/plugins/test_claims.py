@@ -15,6 +15,7 @@ from pegboard import errors
 from pegboard.cli import main
 from pegboard.compose import prepare
 from pegboard.config import Config
+from pegboard.plugins.contracts import CONTRACTS
 from pegboard.plugins.listing import list_plugins
 from pegboard.plugins.manifest import SINGLE_FILE, Origin, parse_manifest
 
@@ -70,7 +71,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
         points = entry_points.replace("{package}", package.name)
         points = points or f"[pegboard]\n{plugin} = {package.name}\n"
         (info / "entry_points.txt").write_bytes(points.encode("latin-1"))
-        version = {"logits_processor": 1, "observer": 1}.get(interface, 0)
+        (version,) = CONTRACTS[interface].versions
         (package / "plugin.toml").write_text(
             MANIFEST.format(
                 plugin=plugin, interface=interface, version=version, name=name, more=more

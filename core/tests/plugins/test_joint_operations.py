@@ -16,7 +16,7 @@ SOURCE = """
 # name = "family"
 # [[provides]]
 # interface = "kernel"
-# version = 0
+# version = 1
 # name = "family"
 # summary = "Kernels of the test"
 # priority = 99

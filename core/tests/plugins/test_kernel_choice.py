@@ -18,7 +18,7 @@ KERNEL_FILE = """# /// pegboard
 # name = "{name}"
 # [[provides]]
 # interface = "kernel"
-# version = 0
+# version = 1
 # name = "{family}"
 # summary = "s"
 # priority = {priority}

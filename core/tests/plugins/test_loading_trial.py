@@ -13,6 +13,7 @@ import yaml
 
 from pegboard.cli import main
 from pegboard.config import Config
+from pegboard.plugins.contracts import CONTRACTS
 from pegboard.plugins.listing import list_plugins
 
 Configure = Callable[..., Config]
@@ -140,7 +141,7 @@ BROKEN: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     "observer": (
         factory("object()", interface="observer"),
         "InterfaceNotSatisfied.*without close, observe",
-        {"interface": "observer", "version": 1},
+        {"interface": "observer"},
     ),
     "command": (
         hook("{'{name}': lambda: 5}", interface="command"),
@@ -152,7 +153,8 @@ BROKEN: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
 
 def write(folder: Path, name: str, code: str, **manifest: Any) -> Path:
     """A single-file plugin."""
-    said = {"interface": "scheduler", "version": 0, "fields": "", **manifest}
+    said = {"interface": "scheduler", "fields": "", **manifest}
+    (said["version"],) = CONTRACTS[said["interface"]].versions
     if said["fields"]:
         said["fields"] = f"# {said['fields']}\n"
     file = folder / f"{name}.py"

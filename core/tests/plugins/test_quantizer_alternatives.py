@@ -61,7 +61,7 @@ KERNEL = """# /// pegboard
 # name = "quick"
 # [[provides]]
 # interface = "kernel"
-# version = 0
+# version = 1
 # name = "quick"
 # summary = "s"
 # priority = PRIORITY

@@ -13,12 +13,8 @@ from pegboard.interfaces.attention import (
     AttentionContext,
     RotaryTable,
 )
-from pegboard.interfaces.kernel import (
-    DecoderLayerKernel,
-    DecoderLayerParts,
-    KernelContext,
-    PackedWeight,
-)
+from pegboard.interfaces.decoder_layer import DecoderLayerKernel, DecoderLayerParts
+from pegboard.interfaces.kernel import KernelContext, PackedWeight
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.model import AttentionShape
 from pegboard.interfaces.quantizer import LinearWeight
