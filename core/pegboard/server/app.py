@@ -37,6 +37,7 @@ from pegboard.server.sites import RefuseOtherSites
 from pegboard.server.stream import ClientGone, EventStream, while_connected
 from pegboard.server.submission import Submission
 from pegboard.server.tokenizing import DetokenizeBody, TokenizeBody, detokenize, tokenize
+from pegboard.server.turns import TakeTurns
 from pegboard.server.waiting import num_sequences, num_tokens
 
 State = Literal["loading", "ready", "draining", "dead"]
@@ -204,6 +205,7 @@ def create_app(service: Service) -> FastAPI:
         hosts = service.config.allowed_hosts
         app.add_middleware(RefuseOtherSites, on_loopback=service.on_loopback, allowed_hosts=hosts)
     app.add_middleware(WatchRequests, metrics=HttpMetrics(registry), log=service.log)
+    app.add_middleware(TakeTurns)
     return app
 
 
