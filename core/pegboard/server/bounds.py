@@ -6,6 +6,7 @@ themselves are the context of a validation.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ OVER_LIMIT = "over_limit"
 Info = core_schema.ValidationInfo[LimitsConfig]
 
 
-class Bound:
+class Bound(ABC):
     """An annotation that looks at a field's value before its type does."""
 
     def __get_pydantic_core_schema__(
@@ -34,9 +35,9 @@ class Bound:
 
         return core_schema.with_info_before_validator_function(check, handler(source))
 
+    @abstractmethod
     def check(self, value: Any, limits: LimitsConfig) -> None:
         """Raises PydanticCustomError for a value that is over a limit; one of another type passes."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
