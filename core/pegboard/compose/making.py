@@ -11,7 +11,8 @@ from pegboard.errors import ConfigError, InterfaceNotSatisfied, ManifestInvalid
 from pegboard.plugins.composition import Part
 from pegboard.plugins.contracts import CONTRACTS
 from pegboard.plugins.loader import options_of
-from pegboard.plugins.manifest import OBJECT, Origin, Provides, check_entry, entry_of
+from pegboard.plugins.manifest import OBJECT, Origin, Provides
+from pegboard.plugins.manifest_reader import check_entry, entry_of
 from pegboard.plugins.registry import Registry, check_product, make_part, without
 
 SEVERAL = ("kernel", "logits_processor", "observer")

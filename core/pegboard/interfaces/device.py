@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DTYPES = {
+    "cpu": ("float32", "bfloat16", "float16", "float64"),
+    "cuda": ("bfloat16", "float16", "float32"),
+}
+"""Activation dtypes of each kind of device."""
+
+CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "amx_tile", "neon", "asimd")
+"""Instruction sets that a CPU may have, as Linux names them."""
+
+DEVICE_FEATURES = (*CPU_FEATURES, "triton_interpreter")
+"""What a device may have. `triton_interpreter`: the CPU runs Triton's kernels one by one in Python, as
+TRITON_INTERPRET=1 asks."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
@@ -16,7 +29,7 @@ class DeviceFacts:
         total_bytes: memory of one; of a CPU, the cgroup's limit if it is lower than the machine's.
         available_bytes: of it, free now.
         num_threads: cores that this process may use.
-        features: `avx2`, `avx512f`, `triton_interpreter`, ...
+        features: those of `DEVICE_FEATURES` that it has.
         capability: CUDA compute capability, `major.minor`; "" otherwise.
     """
 

@@ -7,9 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from pegboard.interfaces.device import DeviceFacts
-
-_CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "amx_tile", "neon", "asimd")
+from pegboard.interfaces.device import CPU_FEATURES, DeviceFacts
 
 
 def probe() -> tuple[DeviceFacts, ...]:
@@ -18,7 +16,7 @@ def probe() -> tuple[DeviceFacts, ...]:
 
 
 def _cpu() -> DeviceFacts:
-    features = {name for name in _CPU_FEATURES if name in _cpu_words()}
+    features = {name for name in CPU_FEATURES if name in _cpu_words()}
     if os.environ.get("TRITON_INTERPRET") == "1":
         features.add("triton_interpreter")
     total, available = _memory()

@@ -9,15 +9,8 @@ from pathlib import Path
 
 from pegboard.errors import ConfigError, DuplicateName, ManifestInvalid, PluginError
 from pegboard.plugins.installed import installed_plugins, module_path, normalized
-from pegboard.plugins.manifest import (
-    SINGLE_FILE,
-    Manifest,
-    Origin,
-    Provides,
-    Requires,
-    block_of,
-    parse_manifest,
-)
+from pegboard.plugins.manifest import SINGLE_FILE, Manifest, Origin, Provides, Requires
+from pegboard.plugins.manifest_reader import block_of, parse_manifest
 from pegboard.plugins.manifest_text import MAX_BYTES
 from pegboard.regular_files import MAX_SETTINGS_BYTES, read_text
 

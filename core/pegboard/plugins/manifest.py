@@ -1,15 +1,12 @@
-"""Manifests: what a plugin says of itself in `plugin.toml`, read without importing it."""
+"""Manifests: what a plugin says of itself, as data. `manifest_reader` makes it of text."""
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
-from pegboard.errors import InterfaceVersionRefused, ManifestInvalid, printable
-from pegboard.plugins.contracts import CONTRACTS
-from pegboard.plugins.manifest_text import ManifestTextInvalid, parse_toml
+from pegboard.errors import printable
 
 OBJECT = "object"
 """The distribution of a part that stands for an object given in Python."""
@@ -24,6 +21,8 @@ Name = Annotated[str, msgspec.Meta(pattern=r"^[^\s]{1,100}\Z")]
 """Configs, metrics and logs say it."""
 
 Line = Annotated[str, msgspec.Meta(pattern=r"^[^\r\n]{0,500}\Z")]
+
+Capability = Annotated[str, msgspec.Meta(pattern=r"^\d{1,3}\.\d{1,3}\Z")]
 
 Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 
@@ -67,24 +66,25 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Requires(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a thing needs; empty: anything goes.
+    """What a thing needs. An empty list, as by default, means that anything will do.
 
     Attributes:
-        devices: kinds (`cpu`, `cuda`).
-        device_features: all of these a device must have (`avx2`, `triton_interpreter`).
-        capability: least CUDA compute capability, major.minor.
-        dtypes: activation dtypes it runs with.
-        head_sizes: elements of a head.
-        block_sizes: tokens of a KV block.
-        features: of other interfaces, `interface.feature` (`attention.query_mask`).
-        packages: modules that must be importable.
-        files: that must lie in the plugin's folder, such as a library that is built when the plugin
-            is installed.
+        devices: kinds of device that it runs on (`cpu`, `cuda`).
+        device_features: what the device must have, all of them, as `DeviceFacts.features` says it.
+        capability: the least CUDA compute capability, `major.minor`.
+        dtypes: activation dtypes that it runs with.
+        head_sizes: elements of a head that it runs with.
+        block_sizes: tokens of a KV block, of an attention backend; the first is taken where the config
+            names none and the default is not among them.
+        features: promises that other parts must make, `interface.promise` (`attention.query_mask`).
+        packages: Python modules that must be importable.
+        files: files that must lie in the plugin's folder, such as a library that is built when the
+            plugin is installed.
     """
 
     devices: tuple[str, ...] = ()
     device_features: tuple[str, ...] = ()
-    capability: str | None = None
+    capability: Capability | None = None
     dtypes: tuple[str, ...] = ()
     head_sizes: tuple[int, ...] = ()
     block_sizes: tuple[int, ...] = ()
@@ -94,15 +94,16 @@ class Requires(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An operation that a kernel family implements; see `interfaces/kernel.py`.
+    """An operation that a kernel family implements.
 
     Attributes:
-        operation: its name.
-        formats: of weights, for `linear`.
-        dtypes: of activations; empty: all.
-        devices: kinds.
-        row_invariant: what it promises.
-        reference: written to be read and compared with, and slow.
+        operation: one of `OPERATIONS` or `JOINT_OPERATIONS` of `interfaces/kernel.py`.
+        formats: weight formats that it takes, of `linear` and of what joins it: `LinearWeight.format`.
+        dtypes: activation dtypes that it runs with; empty: all.
+        devices: kinds of device that it runs on.
+        row_invariant: whether it gives each row the same bits in any batch, chunk, padding and number
+            of threads.
+        reference: whether it was written to be read and compared with, and is slow.
     """
 
     operation: str
@@ -116,25 +117,44 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing that a plugin provides.
 
+    Functions are called before the plugin is started, and must not import torch. `facts` are the
+    `CheckpointFacts`; `options` what was validated by the options model, None where there is none.
+
     Attributes:
-        interface, version: the contract, and the version of it that this was written for.
-        name: as configs say it.
-        summary: one line.
-        options: pydantic model of its options.
+        interface: the interface that it implements.
+        version: the `VERSION` of that interface that it was written for.
+        name: the name by which configs choose it.
+        summary: one line for `pegboard plugins`.
+        options: the pydantic model of its options; without one it takes none.
         requires: what it needs.
-        promises: `row_invariant`, or features that others may require (`sharing`, `query_mask`,
-            `window`, `soft_cap`, `lse`), or of kernels and attention `own_threads`: where what
-            runs linear layers and attention promises it, torch computes with one thread.
-        priority: for `auto`, the highest that fits wins; negative: never by `auto`.
-        estimate: torch-free function of a `Workload`: bytes beside weights and KV.
-        files, describe: of a checkpoint source; `describe` of a model too.
-        architectures: of a model.
-        methods, formats, parameters, resident_bytes, kv_scales, notes, alternatives: of a quantizer;
-            `formats` is a list, or a torch-free function.
-        calibrators: of a quantizer: classes of `Calibrator` by the method that they quantize by.
-        layout, encodings: of an attention backend.
-        operations: of a kernel family.
-        params, fields: of a logits processor.
+        promises: what it can do beyond the least that the interface asks for.
+        priority: among those that fit, `auto` takes the highest; one below 0 is never taken by `auto`.
+        estimate: `estimate(workload) -> int`, bytes that it holds beside weights and KV, for the memory
+            ledger.
+        files: names of files that it reads, as patterns (`*.safetensors`).
+        describe: of a checkpoint source `describe(path) -> CheckpointFacts`, of a model
+            `describe(config) -> ModelShape`.
+        architectures: names of models that it builds, as the key `architectures` of a checkpoint's
+            config says them.
+        methods: quantization methods of checkpoints that it reads; `method/layout` is one layout of a
+            method that has several.
+        formats: the weight formats that it yields, each of which needs a kernel; or
+            `formats(facts, options) -> tuple[str, ...]`.
+        parameters: `parameters(layer, facts) -> tuple[StoredParameter, ...]`, tensors that a layer has
+            in the checkpoint.
+        resident_bytes: `resident_bytes(layer, facts, dtype, options) -> int`, bytes that a layer takes
+            in memory.
+        kv_scales: `kv_scales(facts) -> tuple[StoredKVScales, ...]`, static scales of keys and values
+            that the checkpoint holds.
+        notes: `notes(facts, options) -> tuple[str, ...]`, lines that `pegboard check` shows.
+        alternatives: `alternatives(facts, options) -> tuple[options, ...]`, what options that leave
+            something open may stand for, best first.
+        calibrators: classes of `Calibrator`, by the method that `pegboard quantize` names.
+        layout: `layout(group) -> tuple[TensorSpec, ...]`, the tensors of a block of one layer.
+        encodings: KV encodings that it reads and writes; `none` is the activation dtype itself.
+        operations: the operations that a kernel family implements.
+        params: the pydantic model of the parameters that a request gives it.
+        fields: fields of `SamplingParams` that it acts on.
     """
 
     interface: str
@@ -164,13 +184,27 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fields: tuple[str, ...] = ()
 
 
-class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The plugin itself.
+
+    Attributes:
+        name: the name by which it is found: its entry point's, or a single file's.
+        summary: one line for `pegboard plugins`.
+    """
+
     name: Name
     summary: Line = ""
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    plugin: _Header
+class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `plugin.toml` holds.
+
+    Attributes:
+        plugin: the plugin itself.
+        provides: the things that it provides, one table each.
+    """
+
+    plugin: Header
     provides: tuple[Provides, ...]
 
 
@@ -179,110 +213,3 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     origin: Origin
     provides: tuple[Provides, ...]
-
-
-_BLOCK = re.compile(r"^# /// pegboard\n(?P<body>(?:#(?: .*)?\n)+)# ///$", re.MULTILINE)
-
-
-def block_of(source: str) -> str | None:
-    """The TOML of a single file's `# /// pegboard` comment block; None: there is none."""
-    found = _BLOCK.search(source)
-    if found is None:
-        return None
-    return "\n".join(line[2:] for line in found["body"].splitlines())
-
-
-def parse_manifest(text: str, origin: Origin) -> Manifest:
-    """The manifest in TOML.
-
-    Raises:
-        ManifestInvalid: not TOML, or not by the schema.
-        InterfaceVersionRefused: an entry was written for a version that this core does not accept.
-    """
-    try:
-        raw = msgspec.convert(parse_toml(text), _File)
-    except (ManifestTextInvalid, msgspec.ValidationError) as problem:
-        raise ManifestInvalid(
-            origin.plugin,
-            f"invalid manifest: {problem}",
-            origin=str(origin),
-            fix=origin.remedy,
-        ) from None
-    for said in (raw.plugin.name, raw.plugin.summary):
-        _check_printable(f"says of itself {said!r}", said, origin)
-    if origin.distribution == SINGLE_FILE:
-        origin = msgspec.structs.replace(origin, plugin=raw.plugin.name)
-    elif raw.plugin.name != origin.plugin:
-        raise ManifestInvalid(
-            origin.plugin,
-            f"its manifest says that its name is {raw.plugin.name!r}",
-            origin=str(origin),
-            allowed=f"the name that it is found by, {origin.plugin!r}",
-        )
-    for entry in raw.provides:
-        check_entry(entry, origin)
-    things = [f"{entry.interface} {entry.name!r}" for entry in raw.provides]
-    twice = next((thing for thing in things if things.count(thing) > 1), None)
-    if twice is not None:
-        raise ManifestInvalid(
-            origin.plugin, f"provides {twice} twice", origin=str(origin), fix=origin.remedy
-        )
-    return Manifest(origin=origin, provides=raw.provides)
-
-
-def entry_of(manifest: Any, origin: Origin) -> Provides:
-    """The entry of an object's class attribute `manifest`, a mapping in the schema of `provides`."""
-    try:
-        entry = msgspec.convert(manifest, Provides)
-    except (msgspec.ValidationError, RecursionError) as problem:
-        raise ManifestInvalid(
-            origin.plugin,
-            f"invalid manifest: {problem}",
-            origin=str(origin),
-            fix=origin.remedy,
-        ) from None
-    check_entry(entry, origin)
-    return entry
-
-
-def check_entry(entry: Provides, origin: Origin) -> None:
-    """Checks what the schema cannot say.
-
-    Raises:
-        ManifestInvalid, InterfaceVersionRefused: as `parse_manifest`.
-    """
-    _check_printable(f"provides {entry.name!r}", entry.name, origin)
-    contract = CONTRACTS.get(entry.interface)
-    if contract is None:
-        raise ManifestInvalid(
-            origin.plugin,
-            f"provides {entry.name!r} of unknown interface {entry.interface!r}",
-            origin=str(origin),
-            allowed=", ".join(CONTRACTS),
-        )
-    if entry.version not in contract.versions:
-        raise InterfaceVersionRefused(
-            origin.plugin,
-            f"{entry.interface} {entry.name!r} is written for version {entry.version}",
-            origin=str(origin),
-            allowed=", ".join(map(str, sorted(contract.versions))),
-            fix=f"install a version of {origin.distribution} that fits this core",
-        )
-    missing = [field for field in contract.needs if not getattr(entry, field)]
-    if missing:
-        raise ManifestInvalid(
-            origin.plugin,
-            f"{entry.interface} {entry.name!r} lacks {', '.join(missing)}",
-            origin=str(origin),
-            fix=origin.remedy,
-        )
-
-
-def _check_printable(what: str, text: str, origin: Origin) -> None:
-    if not text.isprintable():
-        raise ManifestInvalid(
-            origin.plugin,
-            f"{what}, with characters that are not printable",
-            origin=str(origin),
-            fix=origin.remedy,
-        )

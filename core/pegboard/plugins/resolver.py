@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pegboard.config import Choice, Config
 from pegboard.interfaces.checkpoint import CheckpointFacts
-from pegboard.interfaces.device import DeviceFacts
+from pegboard.interfaces.device import DTYPES, DeviceFacts
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.model import ModelShape
 from pegboard.plugins.checks import attends, check_parts, layout_of, numerics_of, reads, unread
@@ -29,10 +29,6 @@ MAX_THREADS_PER_CORE = 8
 """More threads than that for each core can only be a mistake, and each has a stack."""
 MIN_MODEL_LEN = 2
 """A token of the prompt and one of the output."""
-DTYPES = {
-    "cpu": ("float32", "bfloat16", "float16", "float64"),
-    "cuda": ("bfloat16", "float16", "float32"),
-}
 
 
 def listed_formats(quantizer: Part) -> tuple[str, ...]:

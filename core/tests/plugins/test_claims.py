@@ -17,7 +17,8 @@ from pegboard.compose import prepare
 from pegboard.config import Config
 from pegboard.plugins.contracts import CONTRACTS
 from pegboard.plugins.listing import list_plugins
-from pegboard.plugins.manifest import SINGLE_FILE, Origin, parse_manifest
+from pegboard.plugins.manifest import SINGLE_FILE, Origin
+from pegboard.plugins.manifest_reader import parse_manifest
 
 Place = Callable[..., Path]
 Configure = Callable[..., Config]
