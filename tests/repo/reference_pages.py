@@ -263,6 +263,7 @@ def _class(node: ast.ClassDef, source: str) -> Iterator[str]:
             head.append(f"    {ast.get_source_segment(source, member)}")
             doc += f"\n\n`{name}`: {text}" if text else ""
     bare = [one for one in _methods(node) if not _doc(one)]
+    head += [""] if bare and head[1:] else []
     head += [indent(_signature(one, source, ": ..."), "    ") for one in bare]
     head[0] = head[0] if head[1:] else head[0].rstrip(":")
     yield _item(f"### `{node.name}`", head, doc)
