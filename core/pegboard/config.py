@@ -75,7 +75,7 @@ class KVCacheConfig(Section):
         memory: size of the pool: bytes, or a fraction of the device's memory (a float up to 1.0)
             of which weights and activations are taken first.
         encoding: how KV is stored.
-        verify: compare checksums of a cached page's bytes at every hit; to look for a fault, since it
+        verify: compare checksums of a cached block's bytes at every hit; to look for a fault, since it
             is slow.
     """
 

@@ -79,9 +79,9 @@ class RowRelease(msgspec.Struct, frozen=True):
 
 
 class GroupUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes to the block tables and pages of one KV group, applied before the forward.
+    """Changes to the block tables and blocks of one KV group, applied before the forward.
 
-    Copies run first, in order, then table entries are set. An encoded page is data and scales, one
+    Copies run first, in order, then table entries are set. An encoded block is data and scales, one
     unit: `encoding` says which, and a worker refuses one that is not its own.
 
     Attributes:
@@ -89,8 +89,8 @@ class GroupUpdate(msgspec.Struct, frozen=True, kw_only=True):
         encoding: the group's encoding, `none` for plain dtype.
         rows: int32 [U], whose table changes.
         slots: int32 [U], which entry of that table.
-        blocks: int32 [U], the page now there. Page 0 is never a sequence's: padding writes go there.
-        copy_from, copy_to: int32 [C], pages to copy.
+        blocks: int32 [U], the one now there. Block 0 is never a sequence's: padding writes go there.
+        copy_from, copy_to: int32 [C], blocks to copy.
     """
 
     group: int

@@ -73,7 +73,7 @@ def batch(composition_groups: int, step_id: int) -> StepBatch:
     admission = RowAdmission(
         row=1, token_ids=PROMPT, num_prompt_tokens=4, seed=2**64 - 5, num_logprobs=2
     )
-    pages = GroupUpdate(
+    update = GroupUpdate(
         group=0,
         encoding="none",
         rows=ints(1),
@@ -88,7 +88,7 @@ def batch(composition_groups: int, step_id: int) -> StepBatch:
         fence=step_id - 1,
         released=(),
         admitted=(admission,) if first else (),
-        groups=(pages,) * composition_groups if first else (),
+        groups=(update,) * composition_groups if first else (),
         rows=ints(1),
         num_computed=ints(0 if first else 3 + step_id),
         num_tokens=ints(4 if first else 1),
@@ -121,8 +121,8 @@ def test_steps_over_the_socket_equal_steps_in_this_process(
         tokens += result.token_ids.tolist()
     assert len(tokens) == 5
     assert ask(peer, "call", "memory") == ["ok", worker.call("memory")]
-    checksums = worker.call("page_checksums", 0, [1, 2])
-    assert ask(peer, "call", "page_checksums", 0, [1, 2]) == ["ok", checksums]
+    checksums = worker.call("block_checksums", 0, [1, 2])
+    assert ask(peer, "call", "block_checksums", 0, [1, 2]) == ["ok", checksums]
     assert ask(peer, "close") == ["ok", None]
     assert receive_frame(peer) is None
     worker.close()

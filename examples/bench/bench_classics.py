@@ -153,7 +153,7 @@ def memory_table(result: dict[str, Any]) -> str:
             "",
             f"Means over virtual time while requests wait; {result['requests']} requests of each kind, "
             f"all there from the start; pools of {POOL_SEQUENCES} sequences of {MAX_MODEL_LEN} tokens, "
-            f"pages of {BLOCK_SIZE}; `fcfs`; {_where(result)}",
+            f"blocks of {BLOCK_SIZE}; `fcfs`; {_where(result)}",
         )
     )
 

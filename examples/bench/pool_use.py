@@ -105,16 +105,16 @@ class Usage(Observer):
 
 def memory(trace: Sequence[TraceRequest], allocator: str, model: Path) -> dict[str, Any]:
     """How a pool is used while the trace's requests, all there from the start, run."""
-    num_pages = POOL_SEQUENCES * MAX_MODEL_LEN // BLOCK_SIZE
+    num_blocks = POOL_SEQUENCES * MAX_MODEL_LEN // BLOCK_SIZE
     config = {
         "model": str(model),
         "max_model_len": MAX_MODEL_LEN,
         "kv_cache": {
             "allocator": allocator,
             "block_size": BLOCK_SIZE,
-            "memory": (1 + num_pages) * BLOCK_BYTES,
+            "memory": (1 + num_blocks) * BLOCK_BYTES,
         },
-        "attention": "torch",  # whose pages have BLOCK_BYTES
+        "attention": "torch",  # whose blocks have BLOCK_BYTES
         "prefix_cache": "none",
         "scheduler": {"max_num_seqs": 1024},
     }
@@ -123,7 +123,7 @@ def memory(trace: Sequence[TraceRequest], allocator: str, model: Path) -> dict[s
     executor = CountingExecutor(clock, cost, [request.answer.tolist() for request in trace])
     usage = Usage(executor)
     with clock.everywhere(), Engine(config, executor=executor, observer=[usage]) as engine:
-        assert engine.prepared.composition.num_blocks == (1 + num_pages,)
+        assert engine.prepared.composition.num_blocks == (1 + num_blocks,)
         begin = clock.now
         for number, request in enumerate(trace):
             engine.submit(
@@ -137,15 +137,15 @@ def memory(trace: Sequence[TraceRequest], allocator: str, model: Path) -> dict[s
             engine.step()
     times, durations, taken, filled, running = np.array(usage.samples).T
     return {
-        "pages": num_pages,
+        "blocks": num_blocks,
         "filled_of_taken": round(float(durations @ filled / (durations @ taken)), 4),
         "filled_of_pool": round(
-            float(durations @ filled / durations.sum()) / (num_pages * BLOCK_SIZE), 4
+            float(durations @ filled / durations.sum()) / (num_blocks * BLOCK_SIZE), 4
         ),
         "running_mean": round(float(durations @ running / durations.sum()), 1),
         "running_most": int(running.max()),
         "preempted": usage.num_preempted,
-        "timeline": thinned(times - begin, filled / (num_pages * BLOCK_SIZE), running),
+        "timeline": thinned(times - begin, filled / (num_blocks * BLOCK_SIZE), running),
     }
 
 

@@ -72,10 +72,10 @@ def cost_of(num_blocks: int, sizes: Sizes) -> dict[str, float]:
     make = make_parts("on", BLOCK_SIZE)
     cache, _ = make(num_blocks)
     texts = [_text(number, sizes) for number in range(num_blocks // sizes.text_blocks)]
-    pages = list(range(num_blocks, 0, -1))
-    tracemalloc.start()  # texts and page numbers are there: a cache that copies tokens pays for them
+    blocks = list(range(num_blocks, 0, -1))
+    tracemalloc.start()  # texts and block numbers are there: a cache that copies tokens pays for them
     for text in texts:
-        cache.publish(text, [[pages.pop() for _ in range(sizes.text_blocks)]])
+        cache.publish(text, [[blocks.pop() for _ in range(sizes.text_blocks)]])
     num_bytes = tracemalloc.get_traced_memory()[0] / (len(texts) * sizes.text_blocks)
     tracemalloc.stop()
     return {"bytes_a_block": round(num_bytes, 1), **_time_calls(cache, texts, sizes)}
@@ -193,8 +193,8 @@ def _time_calls(cache: PrefixCache, texts: list[Prefix], sizes: Sizes) -> dict[s
         new = _text(len(texts) + number, sizes)
         timed("hit", cache.match, known, num_tokens)
         timed("miss", cache.match, new, num_tokens)
-        pages = timed("evict", cache.evict, 0, sizes.text_blocks, lambda page: True)
-        timed("publish", cache.publish, new, [list(pages)])
+        blocks = timed("evict", cache.evict, 0, sizes.text_blocks, lambda block: True)
+        timed("publish", cache.publish, new, [list(blocks)])
     return {name: round(statistics.median(laps), 2) for name, laps in times.items()}
 
 

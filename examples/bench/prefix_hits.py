@@ -45,7 +45,7 @@ def measure(sizes: Sizes) -> dict[str, Any]:
 
 def _case(trace: Sequence[TraceRequest], sizes: Sizes) -> dict[str, Any]:
     requests = blocks_of(trace, sizes.block_size)
-    unbounded = sum(request.num_pages for request in requests)
+    unbounded = sum(request.num_blocks for request in requests)
     return {
         "prompt_tokens": sum(len(request.prompt) for request in trace),
         "distinct_blocks": num_distinct(requests),

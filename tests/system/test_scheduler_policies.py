@@ -25,7 +25,7 @@ PACKAGES = {
     "static": "pegboard_baselines",
 }
 BLOCK_SIZE = 4
-PAGE_BYTES = 2 * 2 * 24 * 8 * BLOCK_SIZE
+BLOCK_BYTES = 2 * 2 * 24 * 8 * BLOCK_SIZE
 """Layers x (k, v) x head x float64 x tokens."""
 
 
@@ -69,7 +69,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny"), dtype="float64", tokenizer=True)
 
 
-def config(model: Path, scheduler: str, num_pages: int, **settings: Any) -> dict[str, Any]:
+def config(model: Path, scheduler: str, num_blocks: int, **settings: Any) -> dict[str, Any]:
     if scheduler in PACKAGES:
         pytest.importorskip(PACKAGES[scheduler])
     return {
@@ -78,7 +78,7 @@ def config(model: Path, scheduler: str, num_pages: int, **settings: Any) -> dict
         "threads": 1,
         "max_model_len": 96,
         "prefix_cache": settings.get("prefix_cache", "none"),
-        "kv_cache": {"block_size": BLOCK_SIZE, "memory": (num_pages + 1) * PAGE_BYTES},
+        "kv_cache": {"block_size": BLOCK_SIZE, "memory": (num_blocks + 1) * BLOCK_BYTES},
         "scheduler": {
             "name": scheduler,
             "max_num_seqs": settings.get("max_num_seqs", 4),
@@ -92,13 +92,13 @@ def run(
     model: Path,
     scheduler: str,
     *waves: Sequence[Asked],
-    num_pages: int = 200,
+    num_blocks: int = 200,
     stop: Callable[[Ran], bool] = lambda ran: False,
     **settings: Any,
 ) -> Ran:
-    """Runs requests that come in waves, three steps apart, in an engine of so many pages of KV."""
+    """Runs requests that come in waves, three steps apart, in an engine of so many blocks of KV."""
     ran = Ran()
-    with Engine(config(model, scheduler, num_pages, **settings), observer=ran) as engine:
+    with Engine(config(model, scheduler, num_blocks, **settings), observer=ran) as engine:
         numbers: dict[str, int] = {}
         to_come = list(waves)
         while to_come or engine.has_work():
@@ -145,7 +145,7 @@ def expected(model: Path) -> Ran:
 
 
 @pytest.mark.parametrize(
-    ("prefix_cache", "num_pages"),
+    ("prefix_cache", "num_blocks"),
     [
         ("none", 26),
         ("trie", 200),
@@ -155,12 +155,12 @@ def expected(model: Path) -> Ran:
 )
 @pytest.mark.parametrize("scheduler", PACKAGES)
 def test_tokens_are_those_of_fcfs(
-    model: Path, expected: Ran, scheduler: str, prefix_cache: str, num_pages: int
+    model: Path, expected: Ran, scheduler: str, prefix_cache: str, num_blocks: int
 ) -> None:
     if prefix_cache == "trie":
         pytest.importorskip("pegboard_prefix_cache")
     waves = MIXED[:5], MIXED[5:6], MIXED[6:]
-    ran = run(model, scheduler, *waves, num_pages=num_pages, prefix_cache=prefix_cache)
+    ran = run(model, scheduler, *waves, num_blocks=num_blocks, prefix_cache=prefix_cache)
     assert ran.tokens == expected.tokens
 
 
@@ -208,10 +208,10 @@ def test_a_tenant_of_more_weight_gets_more(model: Path) -> None:
 
 
 def test_reserve_preempts_nobody_where_fcfs_does(model: Path) -> None:
-    """Pages for two and a half: four prompts fit, and not what they become."""
+    """Blocks for two and a half: four prompts fit, and not what they become."""
     requests = [Asked([10 + n, *range(20, 31)], 40) for n in range(6)]
-    in_order = run(model, "fcfs", requests, num_pages=33)
-    reserved = run(model, "reserve", requests, num_pages=33)
+    in_order = run(model, "fcfs", requests, num_blocks=33)
+    reserved = run(model, "reserve", requests, num_blocks=33)
     assert in_order.num_preempted > 0 and reserved.num_preempted == 0
     assert reserved.tokens == in_order.tokens
 
@@ -221,7 +221,7 @@ def test_those_who_share_a_prefix_go_together(model: Path) -> None:
     pytest.importorskip("pegboard_prefix_cache")
     prompts = {"x": list(range(2, 62)), "y": list(range(102, 162))}
     requests = [Asked([*prompts["xy"[n % 2]], 200 + n], 4) for n in range(10)]
-    settings: dict[str, Any] = {"max_num_seqs": 1, "num_pages": 24, "prefix_cache": "trie"}
+    settings: dict[str, Any] = {"max_num_seqs": 1, "num_blocks": 24, "prefix_cache": "trie"}
     in_turn = run(model, "fcfs", requests, **settings)
     together = run(model, "prefix_aware", requests, **settings)
     assert in_turn.begun == list(range(10))

@@ -282,7 +282,7 @@ UNBUILT_PLUGIN = """# /// pegboard
 # name = "broken"
 # [[provides]]
 # interface = "observer"
-# version = 1
+# version = 2
 # name = "broken"
 # summary = "Cannot be made"
 # ///

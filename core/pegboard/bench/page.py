@@ -198,7 +198,9 @@ def _kv_figure(found: Mapping[str, Any]) -> Figure:
     if not points:
         return Figure("kv-use", title, _NO_METRICS)
     most = max(usage for _, usage in points)
-    chart = Chart(title, time_axis(found["duration"]), linear_axis("used KV pages, %", most * 1.05))
+    chart = Chart(
+        title, time_axis(found["duration"]), linear_axis("used KV blocks, %", most * 1.05)
+    )
     chart.area([(0.0, points[0][1]), *points, (found["duration"], points[-1][1])], "c4")
     chart.level(most, "c2")
     legend = [("c4", f"{len(points)} looks at the server"), ("c2 dashed", f"most: {most:.3g} %")]

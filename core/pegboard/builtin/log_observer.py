@@ -6,13 +6,13 @@ import logging
 from dataclasses import dataclass
 
 from pegboard.interfaces.observer import (
+    BlocksNamed,
     BreakerChanged,
     ErrorHappened,
     Event,
     LoadChanged,
     Observer,
     ObserverContext,
-    PagesNamed,
     RequestArrived,
     SequenceFinished,
     StepDone,
@@ -63,7 +63,7 @@ class LogObserver(Observer):
             case LoadChanged():
                 if not (event.num_running or event.num_waiting):
                     self._period = None
-            case PagesNamed(cleared=True):
+            case BlocksNamed(cleared=True):
                 logger.info("prefix_cache cleared")
             case BreakerChanged():
                 if not event.is_open:  # what cut it off came as an error

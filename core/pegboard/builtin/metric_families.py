@@ -13,10 +13,10 @@ from prometheus_client.registry import Collector
 
 from pegboard.interfaces.observer import (
     GUARDED_PARTS,
+    BlocksNamed,
     BreakerChanged,
     LoadChanged,
     ObserverContext,
-    PagesNamed,
     RequestArrived,
     SequenceFinished,
     StepDone,
@@ -47,7 +47,7 @@ _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _FEW = (1, 2, 5, 10, 20)
 
 _LABELS = ("model_name", "engine")
-_PAGE_STATES = ("free", "held", "cached", "pinned", "reserved", "deferred")
+_BLOCK_STATES = ("free", "held", "cached", "pinned", "reserved", "deferred")
 
 
 class MetricMaker:
@@ -211,15 +211,15 @@ class StepMetrics:
         self._running = make.gauge("num_requests_running", "Sequences that run")
         self._waiting = make.gauge("num_requests_waiting", "Sequences that wait")
         self._usage = make.gauge("kv_cache_usage_perc", "Used part of the fullest KV group, 0 to 1")
-        self._pages = make.gauge("kv_pages", "KV pages by what they are", ("group", "state"))
+        self._blocks = make.gauge("kv_pages", "KV blocks by what they are", ("group", "state"))
         self._preemptions = make.counter("num_preemptions", "Preemptions")
         self._prompt = make.counter("prompt_tokens", "Prompt tokens done, once a request")
         self._cached = make.counter("prompt_tokens_cached", "Those of them that a cache had")
         self._queries = make.counter("prefix_cache_queries", "Prompt tokens looked up")
         self._hits = make.counter("prefix_cache_hits", "Prompt tokens that a cache had")
-        self._stored = make.counter("prefix_cache_pages_stored", "KV pages that got a name")
+        self._stored = make.counter("prefix_cache_pages_stored", "KV blocks that got a name")
         self._evicted = make.counter(
-            "prefix_cache_pages_evicted", "KV pages that lost it to others"
+            "prefix_cache_pages_evicted", "KV blocks that lost it to others"
         )
         self._resets = make.counter("prefix_cache_resets", "Times that all names were forgotten")
         self._prefilled = make.counter("prefill_tokens", "Prompt tokens computed, again included")
@@ -258,21 +258,21 @@ class StepMetrics:
         ):
             self._seconds.labels(*self._labels, phase).observe(seconds)
 
-    def named(self, event: PagesNamed) -> None:
+    def named(self, event: BlocksNamed) -> None:
         """What the prefix cache knows of late."""
         self._stored.inc(len(event.stored))
         self._evicted.inc(len(event.evicted))
         self._resets.inc(event.cleared)
 
     def load(self, event: StepDone | LoadChanged) -> None:
-        """What runs, what waits, and where the KV pages are."""
+        """What runs, what waits, and where the KV blocks are."""
         self._running.set(event.num_running)
         self._waiting.set(event.num_waiting)
         self._usage.set(kv_usage(event.kv))
         for group, ledger in enumerate(event.kv):
-            for state in _PAGE_STATES:
-                pages = self._pages.labels(*self._labels, str(group), state)
-                pages.set(getattr(ledger, state))
+            for state in _BLOCK_STATES:
+                blocks = self._blocks.labels(*self._labels, str(group), state)
+                blocks.set(getattr(ledger, state))
 
 
 class _DraftMetrics:

@@ -29,6 +29,7 @@ from pegboard.builtin.metric_families import (
     StepMetrics,
 )
 from pegboard.interfaces.observer import (
+    BlocksNamed,
     BreakerChanged,
     ErrorHappened,
     Event,
@@ -36,7 +37,6 @@ from pegboard.interfaces.observer import (
     MetricsText,
     Observer,
     ObserverContext,
-    PagesNamed,
     RequestArrived,
     SequenceFinished,
     StepDone,
@@ -116,7 +116,7 @@ class MetricsObserver(Observer, MetricsText):
                 self._steps.done(event)
             case LoadChanged():
                 self._steps.load(event)
-            case PagesNamed():
+            case BlocksNamed():
                 self._steps.named(event)
             case RequestArrived():
                 self._requests.arrived(event)
@@ -144,7 +144,7 @@ def _say_what_is_set_up(make: MetricMaker, context: ObserverContext) -> None:
     for entry, num_bytes in context.ledger.items():
         memory.labels(*make.labels, entry).set(num_bytes)
     labels = ("group", "block_size", "num_gpu_blocks", "enable_prefix_caching")
-    cache = make.gauge("cache_config_info", "A KV group: its pages, on whatever device", labels)
+    cache = make.gauge("cache_config_info", "A KV group: its blocks, on whatever device", labels)
     for group, num_blocks in enumerate(context.num_blocks):
         block_size = context.groups[group].block_size
         values = (group, block_size, num_blocks, context.caches_prefixes)

@@ -11,7 +11,7 @@ class NoCache(PrefixCache):
     """Every lookup misses."""
 
     def __init__(self, context: PrefixCacheContext) -> None:
-        self._miss = Hit(num_tokens=0, pages=tuple(() for _ in context.groups))
+        self._miss = Hit(num_tokens=0, blocks=tuple(() for _ in context.groups))
 
     def match(self, prefix: Prefix, limit: int) -> Hit:
         return self._miss
@@ -19,10 +19,10 @@ class NoCache(PrefixCache):
     def use(self, prefix: Prefix, num_tokens: int) -> None:
         pass
 
-    def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> Sequence[tuple[int, int]]:
+    def publish(self, prefix: Prefix, blocks: Sequence[Sequence[int]]) -> Sequence[tuple[int, int]]:
         return ()
 
-    def evict(self, group: int, num_pages: int, evictable: Callable[[int], bool]) -> Sequence[int]:
+    def evict(self, group: int, num_blocks: int, evictable: Callable[[int], bool]) -> Sequence[int]:
         return ()
 
     def clear(self) -> Sequence[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The paged allocator: block tables over one pool of pages a KV group."""
+"""The paged allocator: tables over one pool of blocks a KV group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from pegboard.builtin.page_pool import Kind, PagePool
+from pegboard.builtin.block_pool import BlockPool, Kind
 from pegboard.builtin.undo_log import UndoLog
 from pegboard.interfaces.kv_allocator import (
     AllocatorContext,
@@ -15,18 +15,18 @@ from pegboard.interfaces.kv_allocator import (
     KVAllocator,
     KVLedger,
     Owner,
-    PinnedPages,
-    SharedPages,
+    PinnedBlocks,
+    SharedBlocks,
     Verdict,
 )
 
 
 @dataclass(slots=True, eq=False)
 class _Holding:
-    """What an owner has. Two owners' holdings are never the same, even with the same pages.
+    """What an owner has. Two owners' holdings are never the same, even with the same blocks.
 
     Attributes:
-        tables: its pages, a group; 0 where the window gave one back.
+        tables: its blocks, a group; 0 where the window gave one back.
         num_tokens: what it grew to last, lookahead not counted.
         num_dropped: entries at the front of each table that are 0.
     """
@@ -39,20 +39,20 @@ class _Holding:
 @dataclass(frozen=True, slots=True)
 class _Pin:
     deadline: float
-    pages: tuple[tuple[int, ...], ...]
+    blocks: tuple[tuple[int, ...], ...]
 
 
 _Pairs = tuple[tuple[int, int], ...]
 
 
-class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
-    """Any page can go to any owner; a page can have several references.
+class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
+    """Any block can go to any owner; a block can have several references.
 
-    A window group's owner never needs more pages than its window and one chunk span, as long as
+    A window group's owner never needs more blocks than its window and one chunk span, as long as
     the caller trims after each step and grows over the drafts that it accepts. When several groups
     have windows, `keep_from` of `trim` is one number for all, so the widest window counts.
 
-    A rolled back transaction gives every page back; names that the prefix cache forgot meanwhile
+    A rolled back transaction gives every block back; names that the prefix cache forgot meanwhile
     stay forgotten, which costs a hit, never a token.
     """
 
@@ -63,7 +63,7 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
         self._windowed = tuple(group.window is not None for group in context.groups)
         widest = max((group.window or 0 for group in context.groups), default=0)
         self._span = widest - 1 + context.max_chunk
-        self._pools = tuple(PagePool(num_blocks) for num_blocks in context.num_blocks)
+        self._pools = tuple(BlockPool(num_blocks) for num_blocks in context.num_blocks)
         self._holdings: dict[Owner, _Holding] = {}
         self._pins: dict[str, _Pin] = {}
         self._waiting: list[tuple[int, _Holding]] = []
@@ -145,19 +145,19 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
     def transaction(self) -> AbstractContextManager[None]:
         return self._log.transaction()
 
-    # Shared pages
+    # Shared blocks
 
-    def pages(self, owner: Owner) -> tuple[Sequence[int], ...]:
+    def blocks(self, owner: Owner) -> tuple[Sequence[int], ...]:
         return tuple(tuple(table) for table in self._holdings[owner].tables)
 
-    def adopt(self, owner: Owner, pages: Sequence[Sequence[int]]) -> None:
+    def adopt(self, owner: Owner, blocks: Sequence[Sequence[int]]) -> None:
         if owner in self._holdings:
             raise ValueError(f"owner {owner!r} exists already")
-        for group, ids in enumerate(pages):
-            for page in ids:
-                if page != 0 and self._pools[group].is_free(page):
-                    raise ValueError(f"page {page} of group {group} is free")
-        tables = tuple(list(ids) for ids in pages)
+        for group, ids in enumerate(blocks):
+            for block in ids:
+                if block != 0 and self._pools[group].is_free(block):
+                    raise ValueError(f"block {block} of group {group} is free")
+        tables = tuple(list(ids) for ids in blocks)
         holding = _Holding(tables, 0, [_num_leading_gaps(table) for table in tables])
         holding.num_tokens = self._capacity(holding)
         self._add_holding(owner, holding)
@@ -179,19 +179,19 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
         for group, table in enumerate(tables):
             self._move(group, table, None, Kind.HELD)
 
-    def retain(self, group: int, page: int) -> None:
+    def retain(self, group: int, block: int) -> None:
         pool = self._pools[group]
-        if page == 0 or pool.is_free(page):
-            raise ValueError(f"page {page} of group {group} is free")
-        if not pool.is_cached(page):
-            pool.move(page, None, Kind.CACHED)
-            self._log.note(self.forget, group, page)
+        if block == 0 or pool.is_free(block):
+            raise ValueError(f"block {block} of group {group} is free")
+        if not pool.is_cached(block):
+            pool.move(block, None, Kind.CACHED)
+            self._log.note(self.forget, group, block)
 
-    def forget(self, group: int, page: int) -> None:
+    def forget(self, group: int, block: int) -> None:
         pool = self._pools[group]
-        if pool.is_cached(page):
-            pool.move(page, Kind.CACHED, None)
-            self._log.note(pool.move, page, None, Kind.CACHED)
+        if pool.is_cached(block):
+            pool.move(block, Kind.CACHED, None)
+            self._log.note(pool.move, block, None, Kind.CACHED)
 
     # Pins
 
@@ -201,16 +201,16 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
         pin = _Pin(deadline, tuple(tuple(table) for table in self._holdings[owner].tables))
         self._pins[name] = pin
         self._log.note(self._forget_pin, name)
-        for group, ids in enumerate(pin.pages):
+        for group, ids in enumerate(pin.blocks):
             self._move(group, ids, None, Kind.PINNED)
-        return pin.pages
+        return pin.blocks
 
     def unpin(self, name: str) -> None:
         pin = self._pins.pop(name, None)
         if pin is None:
             return
         self._log.note(self._pins.__setitem__, name, pin)
-        for group, ids in enumerate(pin.pages):
+        for group, ids in enumerate(pin.blocks):
             self._move(group, ids, Kind.PINNED, None)
 
     def expire(self, now: float) -> tuple[str, ...]:
@@ -236,7 +236,7 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
         )
 
     def _demand(self, group: int, num_tokens: int) -> int:
-        """Most pages that a sequence of so many tokens has at one time."""
+        """Most blocks that a sequence of so many tokens has at one time."""
         block_size = self._block_sizes[group]
         demand = -(-num_tokens // block_size)
         if not self._windowed[group]:
@@ -258,7 +258,7 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
         return [entry for entry in range(first, end) if table[entry] in shared]
 
     def _changes(self, holding: _Holding, num_slots: int) -> bool:
-        """Whether growing to so many slots needs a page. The common answer, no, must be quick."""
+        """Whether growing to so many slots needs a block. The common answer, no, must be quick."""
         for group, block_size in enumerate(self._block_sizes):
             table = holding.tables[group]
             if num_slots > len(table) * block_size:
@@ -295,22 +295,22 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
             self._set_num_tokens(holding, num_tokens)
         return Growth(slots=tuple(slots), copies=tuple(copies))
 
-    def _make_free(self, group: int, num_pages: int) -> bool:
-        """Whether so many pages are free, the cache having been asked to give up some."""
+    def _make_free(self, group: int, num_blocks: int) -> bool:
+        """Whether so many blocks are free, the cache having been asked to give up some."""
         pool = self._pools[group]
-        if num_pages > pool.num_available:
+        if num_blocks > pool.num_available:
             return False
-        while (missing := num_pages - pool.num_free) > 0:
+        while (missing := num_blocks - pool.num_free) > 0:
             evicted = self._cache.evict(group, missing, pool.is_evictable)
-            for page in evicted:
+            for block in evicted:
                 # Not noted: the cache cannot take a name back.
-                pool.move(page, Kind.CACHED, None)
+                pool.move(block, Kind.CACHED, None)
             if not evicted:
                 return False
         return True
 
     def _own(self, group: int, holding: _Holding, entries: list[int]) -> tuple[_Pairs, _Pairs]:
-        """Replaces shared pages by the owner's own; returns (entry, page) and (from, to)."""
+        """Replaces shared blocks by the owner's own; returns (entry, block) and (from, to)."""
         table = holding.tables[group]
         replaced, copies = [], []
         for entry in entries:
@@ -322,14 +322,14 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
         return tuple(replaced), tuple(copies)
 
     def _append(self, group: int, holding: _Holding, count: int) -> _Pairs:
-        """Appends so many new pages; returns (entry, page)."""
+        """Appends so many new blocks; returns (entry, block)."""
         if not count:
             return ()
         table = holding.tables[group]
         length = len(table)
-        pages = [self._take(group) for _ in range(count)]
-        self._set(table, slice(length, length), pages)
-        return tuple(enumerate(pages, start=length))
+        blocks = [self._take(group) for _ in range(count)]
+        self._set(table, slice(length, length), blocks)
+        return tuple(enumerate(blocks, start=length))
 
     def _cut(self, group: int, holding: _Holding, length: int) -> None:
         table = holding.tables[group]
@@ -352,23 +352,23 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
 
     def _take(self, group: int) -> int:
         pool = self._pools[group]
-        page = pool.take()
-        self._log.note(pool.move, page, Kind.HELD, None)
-        return page
+        block = pool.take()
+        self._log.note(pool.move, block, Kind.HELD, None)
+        return block
 
     def _move(
-        self, group: int, pages: Iterable[int], source: Kind | None, target: Kind | None
+        self, group: int, blocks: Iterable[int], source: Kind | None, target: Kind | None
     ) -> None:
-        """Moves one reference of each page from one kind to another; 0 is a gap and has none."""
+        """Moves one reference of each block from one kind to another; 0 is a gap and has none."""
         pool = self._pools[group]
-        moved = [page for page in pages if page != 0]
+        moved = [block for block in blocks if block != 0]
         pool.move_all(moved, source, target)
         self._log.note(pool.move_all, reversed(moved), target, source)
 
-    def _set(self, table: list[int], part: slice, pages: list[int]) -> None:
+    def _set(self, table: list[int], part: slice, blocks: list[int]) -> None:
         before = table[part]
-        table[part] = pages
-        after = slice(part.start, part.start + len(pages))
+        table[part] = blocks
+        after = slice(part.start, part.start + len(blocks))
         self._log.note(table.__setitem__, after, before)
 
     def _set_num_tokens(self, holding: _Holding, num_tokens: int) -> None:
@@ -382,4 +382,4 @@ class PagedAllocator(KVAllocator, SharedPages, PinnedPages):
 
 
 def _num_leading_gaps(table: Sequence[int]) -> int:
-    return next((entry for entry, page in enumerate(table) if page != 0), len(table))
+    return next((entry for entry, block in enumerate(table) if block != 0), len(table))

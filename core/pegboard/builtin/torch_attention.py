@@ -42,7 +42,7 @@ class _Tile:
     Attributes:
         tokens: int64 [B, Q], the queries among the step's tokens.
         is_whole: whether they are all of the step's tokens, in order.
-        slots: int64 [B, L], page * block_size + offset.
+        slots: int64 [B, L], block * block_size + offset.
         visible: bool [B, Q, L]; None: every query sees all slots.
     """
 
@@ -89,7 +89,9 @@ class TorchAttention(AttentionBackend):
     def bind(self, kv: Sequence[Mapping[str, torch.Tensor]]) -> None:
         self._kv = kv
         # by slot: [num_blocks * block_size, num_kv_heads, head_dim]
-        self._flat = [{name: pages.flatten(0, 1) for name, pages in layer.items()} for layer in kv]
+        self._flat = [
+            {name: blocks.flatten(0, 1) for name, blocks in layer.items()} for layer in kv
+        ]
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._positions = batch.positions
@@ -137,7 +139,7 @@ class TorchAttention(AttentionBackend):
         return out
 
     def _write(self, layer: int, name: str, x: torch.Tensor) -> None:
-        """Keys or values of the step's tokens, into the layer's pages."""
+        """Keys or values of the step's tokens, into the layer's blocks."""
         g, flat = self._group_of[layer], self._flat[layer]
         encoding, slots = self._groups[g].encoding, self._write_slots[g]
         if encoding == "none":
@@ -159,8 +161,8 @@ class TorchAttention(AttentionBackend):
         pairs = list(zip(source.tolist(), target.tolist(), strict=True))
         for layer in self._groups[group].layers:
             for tensor in self._kv[layer].values():
-                for from_page, to_page in pairs:
-                    tensor[to_page].copy_(tensor[from_page])
+                for from_block, to_block in pairs:
+                    tensor[to_block].copy_(tensor[from_block])
 
     def move_slots(self, group: int, source: torch.Tensor, target: torch.Tensor) -> None:
         for layer in self._groups[group].layers:
@@ -175,7 +177,7 @@ class TorchAttention(AttentionBackend):
         begin = step.window_begin(tokens, group.window)[:, None]
         key = begin + np.arange(int((end - begin).max()))
         valid = key < end
-        # Padding reads the row's own last slot: what other pages hold may be anything.
+        # Padding reads the row's own last slot: what other blocks hold may be anything.
         key = np.minimum(key, end - 1)
         visible = step.visible(tokens, rows, key, group.window) & valid[:, None, :]
         slots = _slots(table[piece.rows], key, group.block_size)
@@ -199,16 +201,16 @@ class _Gathered:
     def __init__(self) -> None:
         self._memory: dict[str, torch.Tensor] = {}
 
-    def __call__(self, name: str, pages: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def __call__(self, name: str, blocks: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """[num_slots, num_kv_heads, head_dim] by [B, L] -> [B, L, num_kv_heads, head_dim], valid until
         the next call with the name."""
-        shape = (*slots.shape, *pages.shape[1:])
+        shape = (*slots.shape, *blocks.shape[1:])
         size = math.prod(shape)
         memory = self._memory.get(name)
-        if memory is None or memory.numel() < size or memory.dtype != pages.dtype:
-            self._memory[name] = memory = pages.new_empty(size)
-        out = memory[:size].view(-1, *pages.shape[1:])
-        return torch.index_select(pages, 0, slots.flatten(), out=out).view(shape)
+        if memory is None or memory.numel() < size or memory.dtype != blocks.dtype:
+            self._memory[name] = memory = blocks.new_empty(size)
+        out = memory[:size].view(-1, *blocks.shape[1:])
+        return torch.index_select(blocks, 0, slots.flatten(), out=out).view(shape)
 
 
 class _Step:
@@ -271,8 +273,8 @@ def _pieces(step: _Step, shape: AttentionShape, group: KVGroup) -> Iterator[_Pie
 
 def _slots(table: Int64, index: Int64, block_size: int) -> Int64:
     """Slots in the KV tensors of each row's table entries; table: [B, blocks], index: [B, L]."""
-    pages = np.take_along_axis(table, index // block_size, axis=1).astype(np.int64)
-    slots: Int64 = pages * block_size + index % block_size
+    blocks = np.take_along_axis(table, index // block_size, axis=1).astype(np.int64)
+    slots: Int64 = blocks * block_size + index % block_size
     return slots
 
 

@@ -14,7 +14,7 @@ class Codes:
     """What an encoding keeps for a number, once divided by its scale.
 
     Attributes:
-        dtype: of the codes; pages hold its bytes as `stored`.
+        dtype: of the codes; blocks hold its bytes as `stored`.
         largest: what the largest number of a token's head becomes.
     """
 

@@ -13,7 +13,7 @@ TILE_ELEMENTS = 2**20
 """Most scores, keys or values in a tile of several rows: bounds memory and stays near the cache."""
 
 STORED = {"fp8_e4m3": "uint8", "int8": "int8"}
-"""What pages of each encoding hold codes as."""
+"""What blocks of each encoding hold codes as."""
 
 
 def layout(group: KVGroup) -> tuple[TensorSpec, ...]:

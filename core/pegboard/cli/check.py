@@ -228,7 +228,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"block size     {', '.join(map(str, found['block_sizes']))} tokens"
     yield from text_lines(found["text"])
     if found["verify_kv"]:
-        yield "kv_cache       verify: each hit's pages are read and compared first, which is slow"
+        yield "kv_cache       verify: each hit's blocks are read and compared first, which is slow"
     yield ""
     yield "parts"
     for part in found["parts"]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SingleTextModel:
-    """The engine's own layers and kernels. Each text is computed anew, in pages 1, 2, 3 and so on.
+    """The engine's own layers and kernels. Each text is computed anew, in blocks 1, 2, 3 and so on.
 
     Args:
         prepared: a composition of one sequence at a time.
@@ -35,8 +35,8 @@ class SingleTextModel:
         self._source = parts.source
         self._taps = parts.shape.taps
         self._loaded: Loaded | None = load(parts)
-        pages = zip(composition.num_blocks, composition.groups, strict=True)
-        room = [(num_blocks - 1) * group.block_size for num_blocks, group in pages]
+        blocks = zip(composition.num_blocks, composition.groups, strict=True)
+        room = [(num_blocks - 1) * group.block_size for num_blocks, group in blocks]
         self._max_tokens = min(composition.max_model_len, *room)
 
     def forward(
@@ -76,13 +76,13 @@ def text_batch(num_tokens: int, groups: Sequence[KVGroup], device: torch.device)
 
     from pegboard.interfaces.attention import AttentionBatch
 
-    num_pages = [math.ceil(num_tokens / group.block_size) for group in groups]
+    num_blocks = [math.ceil(num_tokens / group.block_size) for group in groups]
     return AttentionBatch(
         positions=torch.arange(num_tokens, device=device),
         query_starts=torch.tensor([0, num_tokens]),
         num_computed=torch.tensor([0]),
         block_tables=tuple(
             torch.arange(1, 1 + count, dtype=torch.int32, device=device)[None]
-            for count in num_pages
+            for count in num_blocks
         ),
     )

@@ -38,8 +38,8 @@ class StreamedModel:
         self.facts: CheckpointFacts = composition.facts
         self.shape: ModelShape = composition.shape
         self.num_threads = composition.num_threads
-        pages = zip(composition.num_blocks, composition.groups, strict=True)
-        room = [(num_blocks - 1) * group.block_size for num_blocks, group in pages]
+        blocks = zip(composition.num_blocks, composition.groups, strict=True)
+        room = [(num_blocks - 1) * group.block_size for num_blocks, group in blocks]
         self.max_tokens = min(composition.max_model_len, *room)
         use_threads(self.num_threads)
         self._share_kv()
@@ -92,7 +92,7 @@ class StreamedModel:
         return batch.positions
 
     def _share_kv(self) -> None:
-        """Layers run one after the other: those of a group use the same pages."""
+        """Layers run one after the other: those of a group use the same blocks."""
         import torch
 
         from pegboard.runner import kv_tensors

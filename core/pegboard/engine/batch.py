@@ -108,5 +108,5 @@ def _group_update(changed: Iterable[Entry], index: int, group: KVGroup) -> Group
 
 def _table_entries(entry: Entry, group: int) -> Iterator[tuple[int, int]]:
     if entry.hit is not None:
-        yield from enumerate(entry.hit.pages[group])
+        yield from enumerate(entry.hit.blocks[group])
     yield from entry.growth.slots[group]

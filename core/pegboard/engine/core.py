@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pegboard.engine.batch import build_batch
+from pegboard.engine.block_checksums import BlockChecksums
 from pegboard.engine.breaker import CutOff
 from pegboard.engine.commit import Committer, Tally
 from pegboard.engine.drafting import Drafting
@@ -14,7 +15,6 @@ from pegboard.engine.forks import Forks
 from pegboard.engine.guarded_scheduler import GuardedScheduler
 from pegboard.engine.intake import Intake
 from pegboard.engine.observers import Observers
-from pegboard.engine.page_checksums import PageChecksums
 from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefix_news import PrefixNews
 from pegboard.engine.prefixes import Prefixes
@@ -56,8 +56,8 @@ class EngineCore:
             parts.groups,
             self._note_cache_mistake,
             PrefixNews(len(parts.groups), bool(parts.observers)),
-            PageChecksums(parts.executor, self._note_changed_page)
-            if parts.verifies_pages
+            BlockChecksums(parts.executor, self._note_changed_block)
+            if parts.verifies_blocks
             else None,
         )
         self._budget = StepBudget(
@@ -146,7 +146,7 @@ class EngineCore:
         return bool(self.num_running or self.num_waiting or self._committer.has_deltas)
 
     def ledger(self) -> tuple[KVLedger, ...]:
-        """Where KV pages are, a group."""
+        """Where KV blocks are, a group."""
         return self._parts.allocator.ledger()
 
     @property
@@ -320,8 +320,8 @@ class EngineCore:
         if event is not None:
             self._observers.tell(event)
 
-    def _note_changed_page(self, message: str) -> None:
-        self._observers.tell(ErrorHappened("PageChanged", message))
+    def _note_changed_block(self, message: str) -> None:
+        self._observers.tell(ErrorHappened("BlockChanged", message))
 
     def _note_cache_mistake(self, message: str) -> None:
         self._parts.prefix_cache.breaker.mistake(message)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import TYPE_CHECKING
 
-from pegboard.engine.page_contents import num_unseen_blocks
+from pegboard.engine.block_contents import num_unseen_blocks
 from pegboard.interfaces.kv import KVGroup
-from pegboard.interfaces.kv_allocator import KVAllocator, SharedPages
+from pegboard.interfaces.kv_allocator import KVAllocator, SharedBlocks
 from pegboard.interfaces.prefix_cache import Hit
 
 if TYPE_CHECKING:
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class Forks:
-    """Begins sequences with the pages of a running sibling. Full pages stay shared; the one that the
+    """Begins sequences with the blocks of a running sibling. Full blocks stay shared; the one that the
     prompt ends in is copied before it is written to.
 
     Attributes:
-        pages: the allocator's side that shares pages; None: it has none, and nothing is forked.
-        gone: ids of those that the step being planned has preempted, and whose pages are gone.
+        blocks: the allocator's side that shares blocks; None: it has none, and nothing is forked.
+        gone: ids of those that the step being planned has preempted, and whose blocks are gone.
     """
 
     def __init__(self, allocator: KVAllocator, groups: tuple[KVGroup, ...]) -> None:
-        self.pages = allocator if isinstance(allocator, SharedPages) else None
+        self.blocks = allocator if isinstance(allocator, SharedBlocks) else None
         self.gone: Container[int] = ()
         self._groups = groups
         self._has_windows = any(group.window is not None for group in groups)
@@ -47,15 +47,15 @@ class Forks:
 
     def may_fork(self, seq: Sequence) -> bool:
         """Whether the sequence can begin as a sibling's copy, once there is one."""
-        return self.pages is not None and len(seq.owner.sequences) > 1 and seq.num_prompt > 1
+        return self.blocks is not None and len(seq.owner.sequences) > 1 and seq.num_prompt > 1
 
     def fork(self, parent: Sequence, seq: Sequence) -> Hit:
-        """Makes the sequence an owner that begins with the prompt but for its last token. The pages
+        """Makes the sequence an owner that begins with the prompt but for its last token. The blocks
         of the hit are the full ones; the rest comes as its growth."""
-        assert self.pages is not None
+        assert self.blocks is not None
         num_tokens = seq.num_prompt - 1
-        self.pages.fork(parent.seq_id, seq.seq_id, num_tokens)
-        tables = self.pages.pages(seq.seq_id)
+        self.blocks.fork(parent.seq_id, seq.seq_id, num_tokens)
+        tables = self.blocks.blocks(seq.seq_id)
         return Hit(
             num_tokens,
             tuple(
@@ -68,8 +68,8 @@ class Forks:
         """Whether nothing has left a window that the next token attends to."""
         if not self._has_windows:
             return True
-        assert self.pages is not None
+        assert self.blocks is not None
         return all(
             all(table[num_unseen_blocks(group, num_tokens) : -(-num_tokens // group.block_size)])
-            for table, group in zip(self.pages.pages(parent.seq_id), self._groups, strict=True)
+            for table, group in zip(self.blocks.blocks(parent.seq_id), self._groups, strict=True)
         )

@@ -14,10 +14,10 @@ def has_headroom(
     num_running: int,
     running: Iterable[tuple[int, int]],
 ) -> bool:
-    """Whether each group has a page left for each running sequence that may still ask for one.
+    """Whether each group has a block left for each running sequence that may still ask for one.
 
-    A newcomer that takes the last pages would be preempted by those who run as soon as they grow,
-    and its work be lost. Pages that were set aside are room, for those who asked for them need no
+    A newcomer that takes the last blocks would be preempted by those who run as soon as they grow,
+    and its work be lost. Blocks that were set aside are room, for those who asked for them need no
     other.
 
     Args:
@@ -27,8 +27,8 @@ def has_headroom(
     if min(room) >= num_running:
         return True
     slots = list(running)
-    for group, num_pages in zip(groups, room, strict=True):
+    for group, num_blocks in zip(groups, room, strict=True):
         size = group.block_size
-        if num_pages < sum(-(-most // size) > -(-now // size) for now, most in slots):
+        if num_blocks < sum(-(-most // size) > -(-now // size) for now, most in slots):
             return False
     return True

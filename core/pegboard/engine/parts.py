@@ -38,7 +38,7 @@ class EngineParts:
 
     Attributes:
         groups: KV groups, in the order of the executor's block tables.
-        num_blocks: pages of each group, page 0 included.
+        num_blocks: of each group, block 0 included.
         allocator, prefix_cache, scheduler, policy, executor: one each; not shared between engines.
             The allocator asks the same guarded cache.
         fallback_scheduler: plans while the scheduler is cut off.
@@ -62,7 +62,7 @@ class EngineParts:
             Raises RequestError.
         seed: seeds of requests without one are derived from it; None: they are random.
         name_of: what messages call the scheduler or an observer.
-        verifies_pages: whether a cached page's bytes are compared at every hit; slow.
+        verifies_blocks: whether a cached block's bytes are compared at every hit; slow.
     """
 
     groups: tuple[KVGroup, ...]
@@ -86,7 +86,7 @@ class EngineParts:
     seed: int | None
     drafter_name: str = "none"
     caches_prefixes: bool = True
-    verifies_pages: bool = False
+    verifies_blocks: bool = False
     skipped_id: Callable[[str], int | None] | None = None
     max_step_s: float | None = None
     max_token_bytes: int | None = None

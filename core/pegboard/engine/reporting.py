@@ -56,5 +56,5 @@ def step_done(
 
 
 def ledger_line(ledgers: tuple[KVLedger, ...]) -> str:
-    """Where KV pages are, in words."""
+    """Where KV blocks are, in words."""
     return ", ".join(f"group {index}: {entry}" for index, entry in enumerate(ledgers))

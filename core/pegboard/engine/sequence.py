@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from pegboard.engine.block_contents import extend_digests
 from pegboard.engine.logprobs import PromptLogprobs
-from pegboard.engine.page_contents import extend_digests
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.stops import TextStream
 from pegboard.request import FinishReason, Request
@@ -60,7 +60,7 @@ class Sequence:
         num_known: tokens, prompt and output; all committed.
         num_computed: known tokens whose KV is in place.
         num_reserved: slots that the allocator made for later.
-        num_published, num_trimmed: tokens whose pages the prefix cache was told of, and that left
+        num_published, num_trimmed: tokens whose blocks the prefix cache was told of, and that left
             the window.
         num_drafts, confidences: draft nodes that the row holds.
         num_tried, num_accepted: draft depths compared and accepted so far.

@@ -33,7 +33,7 @@ class Entry(msgspec.Struct, gc=False):
         verify, propose: draft nodes to check now, and to propose for the next step.
         reserved: slots in all that were made for later; 0: none.
         growth: new table entries and copies.
-        hit: pages that a newly admitted sequence begins with; None: it ran already.
+        hit: blocks that a newly admitted sequence begins with; None: it ran already.
         is_fork: whether they are a sibling's, not a cache's.
     """
 
@@ -61,7 +61,7 @@ class Plan:
     Attributes:
         entries: in the order of the batch's rows.
         admitted: those whose sequence begins to run.
-        changed: those whose block tables or pages change.
+        changed: those whose block tables or blocks change.
         num_preempted: sequences preempted for it.
         num_tokens: computed in it, draft nodes included.
     """
@@ -205,7 +205,7 @@ class PlannedStep(StepBuilder):
         if not added:
             self._allocator.release(seq.seq_id)
         if not added and hit.num_tokens and not self._entries and not self._queue.num_running:
-            # Nobody will give pages back, so what the hit holds has to be room for others.
+            # Nobody will give blocks back, so what the hit holds has to be room for others.
             added = self._schedule(seq, num_tokens, reserve, self._prefixes.miss)
         if added and self._coming is not None:
             self._coming.add(seq, self._entries[seq.seq_id].start)
@@ -284,7 +284,7 @@ class PlannedStep(StepBuilder):
             seq, start, num_tokens, samples, verify, propose, reserved, growth, hit, is_fork
         )
         if growth.slots != self._nothing:
-            # At once: what a page held is void for those who are admitted later in this plan too.
+            # At once: what a block held is void for those who are admitted later in this plan too.
             self._prefixes.handed_out(growth)
             self._changed[seq.seq_id] = entry
         elif hit is not None:

@@ -133,7 +133,7 @@ class AttentionBackend(ABC):
         rotary: RotaryTable | None,
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Rotates q and k, writes k and v into the layer's pages, attends.
+        """Rotates q and k, writes k and v into the layer's blocks, attends.
 
         Attention reads k and v back as encoded, the step's own tokens included.
 
@@ -151,12 +151,12 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def copy_blocks(self, group: int, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies whole pages of a group, data and scales, in order; int64 [num_copies] each."""
+        """Copies whole blocks of a group, data and scales, in order; int64 [num_copies] each."""
 
     @abstractmethod
     def move_slots(self, group: int, source: torch.Tensor, target: torch.Tensor) -> None:
         """Moves tokens' KV within a group, as the accepted path of a draft tree is compacted.
 
-        A slot here is page * block_size + offset; int64 [num_moves] each. All are read before any is
+        A slot here is block * block_size + offset; int64 [num_moves] each. All are read before any is
         written.
         """

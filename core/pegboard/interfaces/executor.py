@@ -26,8 +26,8 @@ class Worker(ABC):
 
     @abstractmethod
     def call(self, method: str, *arguments: Any) -> Any:
-        """A rare question by name: `memory` (bytes by ledger entry), `page_checksums` (group, pages: a
-        number for each page). Arguments and answer are plain values."""
+        """A rare question by name: `memory` (bytes by ledger entry), `block_checksums` (group, blocks: a
+        number for each block). Arguments and answer are plain values."""
 
     @abstractmethod
     def close(self) -> None:

@@ -13,7 +13,7 @@ class KVGroup:
         layers: indices of the decoder layers.
         num_kv_heads: KV heads a layer.
         head_dim: elements a head.
-        block_size: tokens a block (page).
+        block_size: tokens a block.
         window: a token attends to the last `window` tokens, itself included; None: to all.
         encoding: name of the KV encoding; `none` stores `dtype` as it is.
         dtype: element type of unencoded KV (`float32`, `bfloat16`, ...).

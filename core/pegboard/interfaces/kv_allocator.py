@@ -1,7 +1,7 @@
 """`KVAllocator`: which blocks a sequence owns.
 
-The allocator owns pages and references and knows no tokens. Every reference has an owner and is
-released once; releasing again does nothing. Page 0 of each group is never handed out.
+The allocator owns blocks and references and knows no tokens. Every reference has an owner and is
+released once; releasing again does nothing. Block 0 of each group is never handed out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import Enum
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.prefix_cache import PrefixCache
 
-VERSION = 0
+VERSION = 1
 
 Owner = int | str
 """A sequence's id, or the name of another holder (a transfer)."""
@@ -27,10 +27,10 @@ class AllocatorContext:
 
     Attributes:
         groups: KV groups.
-        num_blocks: pages of each group, page 0 included.
+        num_blocks: of each group, block 0 included.
         max_model_len: most tokens a sequence.
         max_chunk: most tokens that a step adds to a sequence; bounds what a window group needs.
-        cache: asked to evict when pages run out; whatever it holds counts as free.
+        cache: asked to evict when blocks run out; whatever it holds counts as free.
     """
 
     groups: tuple[KVGroup, ...]
@@ -68,8 +68,8 @@ class Growth:
     """What growing a sequence changed.
 
     Attributes:
-        slots: for each group, (table entry, page) pairs that are new.
-        copies: for each group, (from, to) pages to copy before anything is written: a shared page
+        slots: for each group, (table entry, block) pairs that are new.
+        copies: for each group, (from, to) blocks to copy before anything is written: a shared block
             that the owner is about to write to was replaced by its own.
     """
 
@@ -79,10 +79,10 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class KVLedger:
-    """Where a group's pages are; page 0 is not counted. The parts sum to `total`.
+    """Where a group's blocks are; block 0 is not counted. The parts sum to `total`.
 
     Attributes:
-        total: pages of the group.
+        total: blocks of the group.
         free: nobody's.
         held: referenced by sequences.
         cached: referenced by the prefix cache alone; evictable.
@@ -101,7 +101,7 @@ class KVLedger:
 
 
 class KVAllocator(ABC):
-    """Hands out pages, all groups or nothing."""
+    """Hands out blocks, all groups or nothing."""
 
     @abstractmethod
     def probe(self, num_tokens: int, owner: Owner | None = None) -> Answer:
@@ -116,16 +116,16 @@ class KVAllocator(ABC):
     def grow(self, owner: Owner, num_tokens: int, lookahead: int = 0) -> Growth | None:
         """Makes slots for the owner's first `num_tokens` tokens, and `lookahead` more for drafts.
 
-        Append-only, and idempotent: what is there stays. The first call makes the owner. Pages that
+        Append-only, and idempotent: what is there stays. The first call makes the owner. Blocks that
         will be written to, from the last `num_tokens` of the call before on, are the owner's alone.
 
         Returns:
-            What changed; None, with nothing changed, when a group lacks pages.
+            What changed; None, with nothing changed, when a group lacks blocks.
         """
 
     @abstractmethod
     def trim(self, owner: Owner, keep_from: int, keep_to: int) -> None:
-        """Gives back pages that hold no token in [keep_from, keep_to) of the owner.
+        """Gives back blocks that hold no token in [keep_from, keep_to) of the owner.
 
         `keep_to` drops rejected drafts; `keep_from` drops what left the window, and acts on window
         groups alone: a group without a window keeps its beginning.
@@ -133,7 +133,7 @@ class KVAllocator(ABC):
 
     @abstractmethod
     def release(self, owner: Owner, after_step: int | None = None) -> None:
-        """Gives back everything. With `after_step`, pages are free once that step is fenced.
+        """Gives back everything. With `after_step`, blocks are free once that step is fenced.
 
         An unknown owner is ignored.
         """
@@ -151,39 +151,39 @@ class KVAllocator(ABC):
         """One entry a group."""
 
 
-class SharedPages(ABC):
-    """What an allocator whose pages can have several owners offers beside `KVAllocator`.
+class SharedBlocks(ABC):
+    """What an allocator whose blocks can have several owners offers beside `KVAllocator`.
 
     Manifest promise: `sharing`.
     """
 
     @abstractmethod
-    def pages(self, owner: Owner) -> tuple[Sequence[int], ...]:
-        """The owner's pages in order, a group; 0 where the window gave one back."""
+    def blocks(self, owner: Owner) -> tuple[Sequence[int], ...]:
+        """The owner's blocks in order, a group; 0 where the window gave one back."""
 
     @abstractmethod
-    def adopt(self, owner: Owner, pages: Sequence[Sequence[int]]) -> None:
-        """Makes an owner that begins with these pages, a group, each full of known tokens.
+    def adopt(self, owner: Owner, blocks: Sequence[Sequence[int]]) -> None:
+        """Makes an owner that begins with these blocks, a group, each full of known tokens.
 
         Raises:
-            ValueError: the owner exists, or a page is free.
+            ValueError: the owner exists, or a block is free.
         """
 
     @abstractmethod
     def fork(self, owner: Owner, child: Owner, num_tokens: int) -> None:
-        """Makes `child`, which shares the owner's first `num_tokens` tokens. A page that either
+        """Makes `child`, which shares the owner's first `num_tokens` tokens. A block that either
         writes to later is copied then (`Growth.copies`)."""
 
     @abstractmethod
-    def retain(self, group: int, page: int) -> None:
-        """The prefix cache references a page: it is not free when its sequences are gone."""
+    def retain(self, group: int, block: int) -> None:
+        """The prefix cache references a block: it is not free when its sequences are gone."""
 
     @abstractmethod
-    def forget(self, group: int, page: int) -> None:
+    def forget(self, group: int, block: int) -> None:
         """The prefix cache drops its reference."""
 
 
-class PinnedPages(ABC):
+class PinnedBlocks(ABC):
     """What an allocator that serves KV transfers offers beside `KVAllocator`.
 
     Manifest promise: `pinning`.
@@ -191,7 +191,7 @@ class PinnedPages(ABC):
 
     @abstractmethod
     def pin(self, name: str, owner: Owner, deadline: float) -> tuple[Sequence[int], ...]:
-        """Holds the owner's pages under `name`, unchanged, until `unpin` or the deadline (seconds of
+        """Holds the owner's blocks under `name`, unchanged, until `unpin` or the deadline (seconds of
         the monotonic clock); returns them, a group."""
 
     @abstractmethod

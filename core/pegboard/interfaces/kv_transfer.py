@@ -63,24 +63,24 @@ class KVTransferHost(ABC):
 
     @abstractmethod
     def export(self, request_id: str, prefix: Prefix) -> TransferPlan:
-        """Whether a finished prefix is kept for another engine; its pages are pinned until the
+        """Whether a finished prefix is kept for another engine; its blocks are pinned until the
         deadline."""
 
 
 class KVTransferWorker(ABC):
     """Moves bytes, on a worker.
 
-    Pages are, for each group, the plan's `num_tokens` / block size of them, in the tokens' order.
+    Blocks are, for each group, the plan's `num_tokens` / block size of them, in the tokens' order.
     """
 
     @abstractmethod
-    def load(self, handle: str, pages: Sequence[Sequence[int]]) -> bool:
-        """Fills pages, every tensor of every layer, and touches no others; False: failed, compute
-        instead. A handle fails that is unknown, or whose pages were never saved."""
+    def load(self, handle: str, blocks: Sequence[Sequence[int]]) -> bool:
+        """Fills blocks, every tensor of every layer, and touches no others; False: failed, compute
+        instead. A handle fails that is unknown, or whose blocks were never saved."""
 
     @abstractmethod
-    def save(self, handle: str, pages: Sequence[Sequence[int]]) -> None:
-        """Offers pages under the handle. They are read only, and hold other tokens once the plan's
+    def save(self, handle: str, blocks: Sequence[Sequence[int]]) -> None:
+        """Offers blocks under the handle. They are read only, and hold other tokens once the plan's
         deadline has passed."""
 
     @abstractmethod

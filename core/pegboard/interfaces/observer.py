@@ -10,7 +10,7 @@ from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import KVLedger
 from pegboard.request import FinishReason
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ObserverContext:
         ledger: ledger entry to bytes: what the plan says is in memory.
         max_model_len: most tokens a sequence.
         groups: KV groups.
-        num_blocks: pages of each group, page 0 included.
+        num_blocks: of each group, block 0 included.
         caches_prefixes: whether a prefix cache is asked; without one, no prompt is looked up.
     """
 
@@ -125,7 +125,7 @@ class StepDone:
 @dataclass(frozen=True, slots=True)
 class LoadChanged:
     """Load changed and no step followed: the last sequences were aborted or failed, or the prefix cache
-    gave its pages back.
+    gave its blocks back.
 
     Attributes:
         num_running, num_waiting: now.
@@ -148,7 +148,7 @@ class ErrorHappened:
 
 
 @dataclass(frozen=True, slots=True)
-class PagesNamed:
+class BlocksNamed:
     """The prefix cache's names changed. A listener that misses a number knows less than there is.
 
     Digests are of salt and tokens: they compare within one engine, or among engines of one
@@ -156,8 +156,8 @@ class PagesNamed:
 
     Attributes:
         number: of this event, from 1 on, without gaps.
-        stored: for each page named, its group and the digest (16 bytes) of all tokens up to its end.
-        evicted: the same, of pages whose names are gone.
+        stored: for each block named, its group and the digest (16 bytes) of all tokens up to its end.
+        evicted: the same, of blocks whose names are gone.
         cleared: all names were forgotten, before those stored.
     """
 
@@ -193,7 +193,7 @@ Event = (
     | SequenceFinished
     | StepDone
     | LoadChanged
-    | PagesNamed
+    | BlocksNamed
     | BreakerChanged
     | ErrorHappened
 )

@@ -1,7 +1,7 @@
 """`PrefixCache`: which blocks hold known tokens.
 
-The cache owns names (content to page) and knows no requests. It publishes only committed tokens,
-after the forward that wrote them, and forgets a name before its page returns.
+The cache owns names (content to block) and knows no requests. It publishes only committed tokens,
+after the forward that wrote them, and forgets a name before its block returns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pegboard.interfaces.kv import KVGroup
 
-VERSION = 0
+VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class PrefixCacheContext:
 
     Attributes:
         groups: KV groups.
-        num_blocks: pages of each group.
+        num_blocks: of each group.
         fingerprint: of everything that changes KV content and is the same for all requests: model,
             numerics, encoding.
     """
@@ -41,7 +41,7 @@ class Prefix:
     Attributes:
         token_ids: int32 [num_tokens], read-only.
         salt: keeps tenants apart: KV is never shared between different salts.
-        priority: of the request, lower is more important; a cache may keep its pages longer.
+        priority: of the request, lower is more important; a cache may keep its blocks longer.
     """
 
     token_ids: NDArray[np.int32]
@@ -51,19 +51,19 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Pages that hold the first tokens of a prefix.
+    """Blocks that hold the first tokens of a prefix.
 
     Attributes:
         num_tokens: how many; a multiple of every group's block size. 0: a miss.
-        pages: for each group, in order.
+        blocks: for each group, in order.
     """
 
     num_tokens: int
-    pages: tuple[Sequence[int], ...]
+    blocks: tuple[Sequence[int], ...]
 
 
 class PrefixCache(ABC):
-    """Finds pages by content."""
+    """Finds blocks by content."""
 
     @abstractmethod
     def match(self, prefix: Prefix, limit: int) -> Hit:
@@ -75,20 +75,20 @@ class PrefixCache(ABC):
         use, which the choice of what to evict may heed."""
 
     @abstractmethod
-    def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> Sequence[tuple[int, int]]:
-        """Names pages, each full of committed tokens of the prefix; a group's pages in order.
+    def publish(self, prefix: Prefix, blocks: Sequence[Sequence[int]]) -> Sequence[tuple[int, int]]:
+        """Names blocks, each full of committed tokens of the prefix; a group's blocks in order.
 
         Returns:
-            The (group, page) pairs that the cache references from now on and did not before.
+            The (group, block) pairs that the cache references from now on and did not before.
         """
 
     @abstractmethod
-    def evict(self, group: int, num_pages: int, evictable: Callable[[int], bool]) -> Sequence[int]:
-        """Forgets up to so many pages that only the cache references, leaves first, and returns
-        them. `evictable(page)` is the allocator's answer to whether nobody else references a page.
+    def evict(self, group: int, num_blocks: int, evictable: Callable[[int], bool]) -> Sequence[int]:
+        """Forgets up to so many blocks that only the cache references, leaves first, and returns
+        them. `evictable(block)` is the allocator's answer to whether nobody else references a block.
         Called from inside the allocator alone."""
 
     @abstractmethod
     def clear(self) -> Sequence[tuple[int, int]]:
-        """Forgets all, and returns the (group, page) pairs that it referenced. From then on it is as
+        """Forgets all, and returns the (group, block) pairs that it referenced. From then on it is as
         good as new, whatever went wrong before."""

@@ -121,7 +121,7 @@ class Attention:
         self.table = None if rotary is None else rotary.table
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Rotates, writes k and v into the KV pages, attends.
+        """Rotates, writes k and v into the KV blocks, attends.
 
         q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim], all before
         rotation -> [num_tokens, num_heads * head_dim].

@@ -44,8 +44,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         device_bytes: memory of the device.
         available_bytes: of it, free before the start.
         kv_budget_bytes: what the KV pool may take.
-        num_blocks: pages of each KV group, page 0 included.
-        block_bytes: of one page of each group, all its layers.
+        num_blocks: of each KV group, block 0 included.
+        block_bytes: of one block of each group, all its layers.
         max_model_len: most tokens a sequence.
         num_full_sequences: sequences of max_model_len that the pool holds at once.
     """
@@ -155,7 +155,7 @@ def _weights(composition: Composition) -> list[LedgerEntry]:
 @dataclass(frozen=True)
 class _Activations:
     """Bytes beside weights and KV: hidden states and the widest products of a layer, which grow with
-    the tokens of a step; the logits of sampled rows, and the tables of token ids and pages, which grow
+    the tokens of a step; the logits of sampled rows, and the tables of token ids and blocks, which grow
     with the sequences."""
 
     of_tokens: int
@@ -287,7 +287,7 @@ def _too_busy(
 
 
 def _blocks_of(composition: Composition, group: KVGroup, num_tokens: int) -> int:
-    """Pages that a sequence of so many tokens holds at most at one time."""
+    """Blocks that a sequence of so many tokens holds at most at one time."""
     held = num_tokens
     if group.window is not None:
         held = min(held, group.window + composition.max_num_batched_tokens + group.block_size)
@@ -295,7 +295,7 @@ def _blocks_of(composition: Composition, group: KVGroup, num_tokens: int) -> int
 
 
 def _sequence_bytes(composition: Composition, block_bytes: Sequence[int], num_tokens: int) -> int:
-    """Bytes of a pool that holds one sequence; each group's page 0 included."""
+    """Bytes of a pool that holds one sequence; each group's block 0 included."""
     return sum(
         (1 + _blocks_of(composition, group, num_tokens)) * size
         for group, size in zip(composition.groups, block_bytes, strict=True)

@@ -136,7 +136,7 @@ def _check_verify(config: Config, parts: Mapping[str, Part], chooser: Chooser) -
     if config.kv_cache.verify and cache is not None and INACTIVE in cache.entry.promises:
         chooser.refuse(
             "inactive",
-            f"kv_cache.verify: true, but prefix_cache {cache.name!r} has no pages to compare",
+            f"kv_cache.verify: true, but prefix_cache {cache.name!r} has no blocks to compare",
             plugin=cache.origin.plugin,
             fix="leave out kv_cache.verify, or name a prefix cache",
         )

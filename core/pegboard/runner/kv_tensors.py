@@ -45,14 +45,16 @@ def num_bytes(kv: Sequence[LayerKV]) -> int:
     return sum(tensor.nbytes for layer in kv for tensor in layer.values())
 
 
-def page_checksums(kv: Sequence[LayerKV], layers: Sequence[int], pages: Sequence[int]) -> list[int]:
-    """For each page, the CRC-32 of its bytes in the tensors of the layers, scales included."""
+def block_checksums(
+    kv: Sequence[LayerKV], layers: Sequence[int], blocks: Sequence[int]
+) -> list[int]:
+    """For each block, the CRC-32 of its bytes in the tensors of the layers, scales included."""
     tensors = [tensor for layer in layers for tensor in kv[layer].values()]
-    return [_checksum(tensors, page) for page in pages]
+    return [_checksum(tensors, block) for block in blocks]
 
 
-def _checksum(tensors: Sequence[torch.Tensor], page: int) -> int:
+def _checksum(tensors: Sequence[torch.Tensor], block: int) -> int:
     value = 0
     for tensor in tensors:
-        value = zlib.crc32(tensor[page].reshape(-1).view(torch.uint8).cpu().numpy().data, value)
+        value = zlib.crc32(tensor[block].reshape(-1).view(torch.uint8).cpu().numpy().data, value)
     return value

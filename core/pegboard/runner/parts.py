@@ -26,7 +26,7 @@ class WorkerParts:
     Attributes:
         shape: the model.
         groups: KV groups.
-        num_blocks: pages of each group, page 0 included.
+        num_blocks: of each group, block 0 included.
         layouts: for each group, the tensors of a block of one layer.
         max_num_seqs: rows.
         max_num_batched_tokens: most tokens a step, draft nodes not counted.

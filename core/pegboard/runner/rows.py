@@ -28,7 +28,7 @@ class Rows:
         temperature, top_p, min_p: float32 [max_num_seqs].
         top_k: int64 [max_num_seqs].
         num_logprobs, num_prompt_logprobs: int64 [max_num_seqs]; -1: none.
-        block_tables: for each KV group int32 [max_num_seqs, width], pages by table entry.
+        block_tables: for each KV group int32 [max_num_seqs, width], blocks by table entry.
         drafts: the nodes to verify next.
     """
 
@@ -99,7 +99,7 @@ class Rows:
         self.block_tables[update.group] = table
 
     def check_encoding(self, update: GroupUpdate) -> None:
-        """Raises EngineError when the update is for pages of another encoding."""
+        """Raises EngineError when the update is for blocks of another encoding."""
         own = self._groups[update.group].encoding
         if update.encoding != own:
             raise EngineError(
@@ -108,13 +108,13 @@ class Rows:
             )
 
     def slots(self, group: int, rows: Int32, entries: Int64) -> Int64:
-        """Where a row's i-th token lies in a group's pages: page * block_size + offset.
+        """Where a row's i-th token lies in a group's blocks: block * block_size + offset.
 
         rows: int32 [N]; entries: int64 [N], token numbers i -> int64 [N].
         """
         block_size = self._groups[group].block_size
-        pages = self.block_tables[group][rows, entries // block_size].astype(np.int64)
-        return pages * block_size + entries % block_size
+        blocks = self.block_tables[group][rows, entries // block_size].astype(np.int64)
+        return blocks * block_size + entries % block_size
 
     def commit(self, rows: Int32, token_ids: Int32, lengths: Int64) -> None:
         """Appends tokens: the first `lengths[i]` of `token_ids[i]`, [num_rows, width], to row i."""

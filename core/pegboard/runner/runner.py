@@ -87,7 +87,7 @@ class Runner(Worker):
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Answers `memory`: bytes by ledger entry, as far as the worker knows them; and
-        `page_checksums` of a group and its pages.
+        `block_checksums` of a group and its blocks.
 
         Raises:
             EngineError: any other question.
@@ -96,10 +96,10 @@ class Runner(Worker):
         match method, *arguments:
             case ["memory"]:
                 return {"kv": kv_tensors.num_bytes(on.kv)}
-            case ["page_checksums", int(group), pages]:
-                return kv_tensors.page_checksums(on.kv, on.groups[group].layers, pages)
+            case ["block_checksums", int(group), blocks]:
+                return kv_tensors.block_checksums(on.kv, on.groups[group].layers, blocks)
         raise EngineError(
-            f"worker: unknown question {method!r}; allowed: memory, page_checksums of group and pages"
+            f"worker: unknown question {method!r}; allowed: memory, block_checksums of group and blocks"
         )
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class Runner(Worker):
 
 
 def _update_rows(on: Loaded, batch: StepBatch) -> None:
-    """Releases, admissions, pages, drafts of the host: in this order, as the batch says."""
+    """Releases, admissions, blocks, drafts of the host: in this order, as the batch says."""
     on.drafter.begin(batch.drafter_trial)
     for release in batch.released:
         on.drafter.release(release.row, release.num_tokens)
@@ -131,15 +131,15 @@ def _update_rows(on: Loaded, batch: StepBatch) -> None:
         on.drafter.admit(admission)
     for update in batch.groups:
         on.rows.check_encoding(update)
-        _copy_pages(on, update)
+        _copy_blocks(on, update)
         on.rows.update_tables(update)
     if batch.drafts is not None:
         on.rows.drafts.put(batch.drafts)
 
 
-def _copy_pages(on: Loaded, update: GroupUpdate) -> None:
+def _copy_blocks(on: Loaded, update: GroupUpdate) -> None:
     if len(update.copy_from):
-        source, target = (_index(on, pages) for pages in (update.copy_from, update.copy_to))
+        source, target = (_index(on, blocks) for blocks in (update.copy_from, update.copy_to))
         on.attention.copy_blocks(update.group, source, target)
 
 

@@ -9,9 +9,9 @@
         def make(self):
             return MyBackend                      # called with an AttentionContext
 
-Every test runs for every encoding: steps through paged KV in shuffled pages, compared with dense
+Every test runs for every encoding: steps through paged KV in shuffled blocks, compared with dense
 attention in float64 over each row's own tokens (`DenseAttention`), as their encoding gives them back.
-Pages that belong to nobody hold large numbers: reading one is seen.
+Blocks that belong to nobody hold large numbers: reading one is seen.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class AttentionContract:
         kv_scales: Mapping[int, KVScales] | None = None,
         loudness: float = 0.0,
     ) -> PagedRows:
-        """Rows in shuffled pages, and the dense reference of each."""
+        """Rows in shuffled blocks, and the dense reference of each."""
         problem = Problem(
             layers=layers or (shape(head_dim=self.head_dims[0]),),
             dtype=dtype or self.dtypes[0],
@@ -194,20 +194,20 @@ class AttentionContract:
         rows.stale_entry = -1
         self.check(rows, Chunk(0, 1), Chunk(1, 1))
 
-    def test_only_the_rows_own_pages_are_written(self, make: MakeBackend) -> None:
+    def test_only_the_rows_own_blocks_are_written(self, make: MakeBackend) -> None:
         rows = self.rows(make)
         before = rows.snapshot()
         self.check(rows, Chunk(0, 9), Chunk(1, 2))
-        rows.assert_unowned_pages_equal(before)
+        rows.assert_unowned_blocks_equal(before)
 
     def test_window(self, make: MakeBackend) -> None:
         self.needs("window")
         rows = self.rows(make, shape(head_dim=self.head_dims[0], window=6))
         self.check(rows, Chunk(0, 17), Chunk(1, 3))
-        rows.forget_pages_before_window()
+        rows.forget_blocks_before_window()
         for _ in range(8):
             self.check(rows, Chunk(0, 1), Chunk(1, 2))
-            rows.forget_pages_before_window()
+            rows.forget_blocks_before_window()
 
     def test_groups_with_and_without_a_window(self, make: MakeBackend) -> None:
         self.needs("window")
@@ -253,7 +253,7 @@ class AttentionContract:
         rows.rotate_tokens(0, first=3, last=9)
         self.check(rows, Chunk(0, 2))
 
-    def test_copied_pages_continue_apart(self, make: MakeBackend) -> None:
+    def test_copied_blocks_continue_apart(self, make: MakeBackend) -> None:
         rows = self.rows(make)
         self.check(rows, Chunk(0, 10))
         rows.fork(0, 1)
@@ -285,7 +285,7 @@ class AttentionContract:
         self.check(rows, Chunk(0, 1))
 
     def test_tokens_do_not_share_a_scale(self, make: MakeBackend) -> None:
-        """Heads and tokens of very unlike size, in one page."""
+        """Heads and tokens of very unlike size, in one block."""
         if self.encoding == "none":
             pytest.skip("nothing is scaled")
         rows = self.rows(make, shape(4, 2, self.head_dims[0]), loudness=3.0)

@@ -1,4 +1,4 @@
-"""Rows in shuffled pages that drive an attention backend beside the dense reference."""
+"""Rows in shuffled blocks that drive an attention backend beside the dense reference."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MAX_POSITION = 256
 POISON = 1e4
-"""What pages of nobody hold; reading it is seen."""
+"""What blocks of nobody hold; reading it is seen."""
 
 POISON_CODE = 99
 
@@ -67,9 +67,9 @@ class Problem:
         rotary_dim: elements of a head that are rotated; None: all; 0: no rotation.
         lse: also compare the log of the sum of exponentials.
         num_threads: threads that the backend may use.
-        poison: what pages hold before they are written, codes apart; NaN spoils even what is
+        poison: what blocks hold before they are written, codes apart; NaN spoils even what is
             multiplied by zero.
-        encoding: of the pages.
+        encoding: of the blocks.
         kv_scales: by layer, static scales, of the encoding or of another.
         loudness: how unlike the sizes of keys and values are among tokens and heads: what is drawn is
             times e to the power of normal numbers times this.
@@ -89,7 +89,7 @@ class Problem:
     loudness: float = 0.0
 
     def read_back(self, layer: int) -> tuple[ReadBack, ReadBack]:
-        """What pages of a layer give back of keys and values."""
+        """What blocks of a layer give back of keys and values."""
         scales = self.kv_scales.get(layer)
         if scales is None or scales.codes != ENCODINGS.get(self.encoding):
             return ReadBack(self.encoding), ReadBack(self.encoding)
@@ -116,17 +116,17 @@ class Problem:
 
 
 class PagedRows:
-    """Rows whose KV lies in shuffled pages of a backend, and the dense reference of each.
+    """Rows whose KV lies in shuffled blocks of a backend, and the dense reference of each.
 
     A token's q, k and v depend on its row, position and layer alone, and lie beside each other, as a
     joined projection leaves them. The first draft node of each depth has those of the token that a
-    plain decode computes at its position. Of encoded pages, no key or value lies about half way between
+    plain decode computes at its position. Of encoded blocks, no key or value lies about half way between
     two codes, where a rotation's last bit would choose.
 
     Attributes:
         problem: what the backend was made for.
         backend: under test.
-        stale_entry: what block tables hold where a row has no page; None: other rows' pages.
+        stale_entry: what block tables hold where a row has no block; None: other rows' blocks.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class PagedRows:
         self._generator = torch.Generator().manual_seed(11)
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
         self._max_blocks = -(-MAX_POSITION // problem.block_size)
-        self._free = self._shuffled_pages()
+        self._free = self._shuffled_blocks()
         self._tables: list[list[list[int]]] = [
             [[] for _ in self.groups] for _ in range(problem.num_rows)
         ]
@@ -169,7 +169,7 @@ class PagedRows:
     def num_blocks(self) -> int:
         return self._max_blocks * self.problem.num_rows + 3
 
-    def _shuffled_pages(self) -> list[list[int]]:
+    def _shuffled_blocks(self) -> list[list[int]]:
         import torch
 
         order = torch.randperm(self.num_blocks - 1, generator=self._generator) + 1
@@ -213,7 +213,7 @@ class PagedRows:
     def step(self, chunks: Sequence[Chunk]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Runs all layers of a step; yields (from the backend, from the reference) pairs.
 
-        Draft nodes stay in the pages and leave the reference; `accept` puts the accepted ones back.
+        Draft nodes stay in the blocks and leave the reference; `accept` puts the accepted ones back.
         """
         import torch
 
@@ -271,11 +271,11 @@ class PagedRows:
         for index, chunk in enumerate(chunks):
             mine = self._tables[chunk.row][group]
             for entry in range(self._max_blocks):
-                page = mine[entry] if entry < len(mine) else None
-                if page is None or page == 0:
+                block = mine[entry] if entry < len(mine) else None
+                if block is None or block == 0:
                     other = stale[entry % len(stale)]
-                    page = self.stale_entry if self.stale_entry is not None else other
-                table[index, entry] = page
+                    block = self.stale_entry if self.stale_entry is not None else other
+                table[index, entry] = block
         return table
 
     def _ancestors(self, chunks: Sequence[Chunk], starts: Sequence[int]) -> torch.Tensor | None:
@@ -381,8 +381,8 @@ class PagedRows:
         del dense.keys[kept:], dense.values[kept:], dense.positions[kept:]
 
     def _slot(self, group: int, row: int, token: int) -> int:
-        page = self._tables[row][group][token // self.problem.block_size]
-        return page * self.problem.block_size + token % self.problem.block_size
+        block = self._tables[row][group][token // self.problem.block_size]
+        return block * self.problem.block_size + token % self.problem.block_size
 
     def accept(self, row: int, nodes: Sequence[int]) -> None:
         """Keeps a path of the draft nodes of the row's last step, and compacts it."""
@@ -415,7 +415,7 @@ class PagedRows:
             )
 
     def fork(self, row: int, child: int) -> None:
-        """Gives `child` copies of all the row's pages."""
+        """Gives `child` copies of all the row's blocks."""
         import torch
 
         self._reserve(child, self.length(row))
@@ -430,7 +430,7 @@ class PagedRows:
             theirs.keys, theirs.values = list(mine.keys), list(mine.values)
             theirs.positions = list(mine.positions)
 
-    def forget_pages_before_window(self) -> None:
+    def forget_blocks_before_window(self) -> None:
         """Drops table entries of window groups that no later token sees."""
         for row, tables in enumerate(self._tables):
             for group, table in zip(self.groups, tables, strict=True):
@@ -442,13 +442,13 @@ class PagedRows:
     def snapshot(self) -> list[dict[str, torch.Tensor]]:
         return [{name: t.clone() for name, t in tensors.items()} for tensors in self._kv]
 
-    def assert_unowned_pages_equal(self, before: list[dict[str, torch.Tensor]]) -> None:
-        """Nothing but page 0 and the rows' own pages changed since the snapshot."""
+    def assert_unowned_blocks_equal(self, before: list[dict[str, torch.Tensor]]) -> None:
+        """Nothing but block 0 and the rows' own blocks changed since the snapshot."""
         import torch
 
         for g, group in enumerate(self.groups):
-            owned = {0} | {page for tables in self._tables for page in tables[g]}
-            others = [page for page in range(self.num_blocks) if page not in owned]
+            owned = {0} | {block for tables in self._tables for block in tables[g]}
+            others = [block for block in range(self.num_blocks) if block not in owned]
             for layer in group.layers:
                 for name, tensor in self._kv[layer].items():
                     assert torch.equal(tensor[others], before[layer][name][others])

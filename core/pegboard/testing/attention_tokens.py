@@ -1,4 +1,4 @@
-"""Tokens that see only themselves: what a backend gives for each is its value, as pages give it back."""
+"""Tokens that see only themselves: what a backend gives for each is its value, as blocks give it back."""
 
 from __future__ import annotations
 

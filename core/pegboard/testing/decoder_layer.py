@@ -82,7 +82,7 @@ class PagedLayers:
 
     Attributes:
         parts: of each layer.
-        kv: what the pages hold, by layer and tensor.
+        kv: what the blocks hold, by layer and tensor.
     """
 
     def __init__(self, family: Family, attention: AttentionShape, rotary_dim: int) -> None:
@@ -109,20 +109,20 @@ class PagedLayers:
             ReferenceRotary(),
         )
         self.backend = family.make_attention(context)
-        self.kv = [self._pages(family.layout(group)) for _ in range(NUM_LAYERS)]
+        self.kv = [self._blocks(family.layout(group)) for _ in range(NUM_LAYERS)]
         self.backend.bind(self.kv)
         rotary = self._rotary(rotary_dim) if rotary_dim else None
         self.parts = [self._parts(layer, attention, rotary) for layer in range(NUM_LAYERS)]
 
-    def _pages(self, specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
+    def _blocks(self, specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
         import torch
 
-        pages = {}
+        blocks = {}
         for spec in specs:
             size = (1 + MAX_ROWS * MAX_BLOCKS, *spec.shape)
             dtype = getattr(torch, spec.dtype)
-            pages[spec.name] = torch.zeros(size, dtype=dtype, device=self.family.device)
-        return pages
+            blocks[spec.name] = torch.zeros(size, dtype=dtype, device=self.family.device)
+        return blocks
 
     def _rotary(self, rotary_dim: int) -> RotaryTable:
         import torch
@@ -167,7 +167,7 @@ class PagedLayers:
         return packed
 
     def begin(self, row_lengths: Sequence[int]) -> None:
-        """Readies a step of so many tokens of each row. Pages of a row do not follow each other."""
+        """Readies a step of so many tokens of each row. Blocks of a row do not follow each other."""
         import torch
 
         starts = self._lengths[: len(row_lengths)]
@@ -176,8 +176,8 @@ class PagedLayers:
             torch.arange(start, end, device=self.family.device)
             for start, end in zip(starts, ends, strict=True)
         ]
-        pages = 1 + torch.arange(MAX_ROWS * MAX_BLOCKS, dtype=torch.int32)
-        table = pages.view(MAX_BLOCKS, MAX_ROWS).T[: len(ends)].contiguous()
+        blocks = 1 + torch.arange(MAX_ROWS * MAX_BLOCKS, dtype=torch.int32)
+        table = blocks.view(MAX_BLOCKS, MAX_ROWS).T[: len(ends)].contiguous()
         self.backend.prepare(
             AttentionBatch(
                 positions=torch.cat(positions),
@@ -212,7 +212,7 @@ class PagedLayers:
 
 
 class ForeignBackend(AttentionBackend):
-    """Another plugin's: no kernel knows its pages."""
+    """Another plugin's: no kernel knows its blocks."""
 
     def bind(self, kv: Any) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Contract suites of `KVAllocator`, `SharedPages` and `PinnedPages`.
+"""Contract suites of `KVAllocator`, `SharedBlocks` and `PinnedBlocks`.
 
     class TestMyAllocator(KVAllocatorContract):
         @pytest.fixture
@@ -6,9 +6,9 @@
             return MyAllocator          # called with an AllocatorContext
 
 The suite asks for no more than `max_model_len` tokens a sequence, as the engine does, and does not
-say how many pages an allocator sets aside for a sequence beside those that its tokens are in. One
-that sets none aside subclasses `PagesOnDemandContract`, one whose pages can be shared
-`SharedPagesContract`, one that pins `PinnedPagesContract`; each includes the suite before it. Random
+say how many blocks an allocator sets aside for a sequence beside those that its tokens are in. One
+that sets none aside subclasses `BlocksOnDemandContract`, one whose blocks can be shared
+`SharedBlocksContract`, one that pins `PinnedBlocksContract`; each includes the suite before it. Random
 operations run against `PoolModel`, an allocator made of sets.
 """
 
@@ -25,13 +25,13 @@ from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import (
     AllocatorContext,
     KVAllocator,
-    PinnedPages,
-    SharedPages,
+    PinnedBlocks,
+    SharedBlocks,
     Verdict,
 )
 from pegboard.testing.kv_allocator_model import (
     AllocatorMachine,
-    CacheOfPages,
+    CacheOfBlocks,
     OnDemandMachine,
     PinMachine,
     SharingMachine,
@@ -58,7 +58,7 @@ def context(
     max_model_len: int = 1024,
 ) -> AllocatorContext:
     """An allocator's context, with a cache that holds nothing."""
-    return AllocatorContext(groups, num_blocks, max_model_len, max_chunk, CacheOfPages())
+    return AllocatorContext(groups, num_blocks, max_model_len, max_chunk, CacheOfBlocks())
 
 
 def _fails_half_way(change: Callable[[], object], allocator: KVAllocator) -> None:
@@ -79,7 +79,7 @@ class KVAllocatorContract:
 
     @pytest.fixture
     def pool(self, make: MakeAllocator) -> KVAllocator:
-        """One group, ten pages of four tokens to hand out: room for two of the longest sequences."""
+        """One group, ten blocks of four tokens to hand out: room for two of the longest sequences."""
         return make(context((group(4),), (11,), max_model_len=20))
 
     def test_random_operations_agree_with_sets(self, make: MakeAllocator) -> None:
@@ -91,10 +91,10 @@ class KVAllocatorContract:
 
         run_state_machine_as_test(Machine, settings=_SETTINGS)
 
-    def test_all_pages_but_page_zero_are_handed_out(self, pool: KVAllocator) -> None:
+    def test_all_blocks_but_block_zero_are_handed_out(self, pool: KVAllocator) -> None:
         growths = [pool.grow(1, 20), pool.grow(2, 20)]
-        pages = [page for growth in growths if growth is not None for _, page in growth.slots[0]]
-        assert sorted(pages) == list(range(1, 11))
+        blocks = [block for growth in growths if growth is not None for _, block in growth.slots[0]]
+        assert sorted(blocks) == list(range(1, 11))
 
     def test_growing_appends_and_repeating_changes_nothing(self, pool: KVAllocator) -> None:
         first = pool.grow(1, 5)
@@ -137,7 +137,7 @@ class KVAllocatorContract:
         assert pool.grow(1, 4) is not None and pool.grow(2, 20) is not None
         assert pool.probe(20, owner=1).verdict is Verdict.NOW
 
-    def test_released_pages_are_free_and_releasing_again_does_nothing(
+    def test_released_blocks_are_free_and_releasing_again_does_nothing(
         self, pool: KVAllocator
     ) -> None:
         assert pool.grow(1, 10) is not None and pool.grow(2, 10) is not None
@@ -192,7 +192,7 @@ class KVAllocatorContract:
             assert pool.grow(1, length) is not None, f"no room at {length} tokens"
             pool.trim(1, max(0, length - 8), length)
 
-    def test_no_page_in_sight_of_a_window_is_handed_out_again(self, make: MakeAllocator) -> None:
+    def test_no_block_in_sight_of_a_window_is_handed_out_again(self, make: MakeAllocator) -> None:
         pool = make(context((group(4, window=6),), (6,), max_chunk=5))
         table: dict[int, int] = {}
         for length in range(5, 200, 5):
@@ -227,15 +227,15 @@ class KVAllocatorContract:
         assert (ledger.held, ledger.free + ledger.reserved) == (2, 8)
 
 
-class PagesOnDemandContract(KVAllocatorContract):
-    """What an allocator keeps that has nothing set aside: a sequence takes the pages that its tokens
+class BlocksOnDemandContract(KVAllocatorContract):
+    """What an allocator keeps that has nothing set aside: a sequence takes the blocks that its tokens
     are in, and no others."""
 
     machine = OnDemandMachine
 
     @pytest.fixture
     def pool(self, make: MakeAllocator) -> KVAllocator:
-        """One group, ten pages of four tokens to hand out: room for one of the longest sequences."""
+        """One group, ten blocks of four tokens to hand out: room for one of the longest sequences."""
         return make(context((group(4),), (11,), max_model_len=40))
 
     def test_nothing_is_set_aside(self, pool: KVAllocator) -> None:
@@ -243,7 +243,7 @@ class PagesOnDemandContract(KVAllocatorContract):
         (ledger,) = pool.ledger()
         assert (ledger.held, ledger.free, ledger.reserved) == (3, 7, 0)
 
-    def test_one_sequence_can_have_all_pages(self, pool: KVAllocator) -> None:
+    def test_one_sequence_can_have_all_blocks(self, pool: KVAllocator) -> None:
         assert pool.grow(1, 36) is not None
         assert pool.grow(2, 5) is None and pool.grow(2, 4) is not None
 
@@ -253,7 +253,7 @@ class PagesOnDemandContract(KVAllocatorContract):
         assert [entry.free for entry in pool.ledger()] == [10, 2]
         assert pool.grow(1, 8) is not None
 
-    def test_probe_counts_the_pages_that_tokens_need(self, pool: KVAllocator) -> None:
+    def test_probe_counts_the_blocks_that_tokens_need(self, pool: KVAllocator) -> None:
         assert pool.grow(1, 20) is not None
         now, later, never = pool.probe(20), pool.probe(40), pool.probe(41)
         assert now.verdict is Verdict.NOW and now.missing == (0,)
@@ -262,13 +262,13 @@ class PagesOnDemandContract(KVAllocatorContract):
         assert pool.probe(40, owner=1).verdict is Verdict.NOW
 
 
-def _sharing(pool: KVAllocator) -> SharedPages:
-    assert isinstance(pool, SharedPages), "promises `sharing` and does not implement SharedPages"
+def _sharing(pool: KVAllocator) -> SharedBlocks:
+    assert isinstance(pool, SharedBlocks), "promises `sharing` and does not implement SharedBlocks"
     return pool
 
 
-class SharedPagesContract(PagesOnDemandContract):
-    """What an allocator keeps whose pages can have several owners."""
+class SharedBlocksContract(BlocksOnDemandContract):
+    """What an allocator keeps whose blocks can have several owners."""
 
     machine = SharingMachine
 
@@ -276,18 +276,18 @@ class SharedPagesContract(PagesOnDemandContract):
         sharing = _sharing(pool)
         assert pool.grow(1, 6) is not None
         sharing.fork(1, 2, 6)
-        shared = tuple(sharing.pages(1)[0])
-        assert tuple(sharing.pages(2)[0]) == shared and pool.ledger()[0].held == 2
+        shared = tuple(sharing.blocks(1)[0])
+        assert tuple(sharing.blocks(2)[0]) == shared and pool.ledger()[0].held == 2
         growth = pool.grow(2, 7)
         assert growth is not None
         ((source, target),) = growth.copies[0]
         assert source == shared[1] and target not in shared
-        assert tuple(sharing.pages(2)[0]) == (shared[0], target)
-        assert tuple(sharing.pages(1)[0]) == shared
+        assert tuple(sharing.blocks(2)[0]) == (shared[0], target)
+        assert tuple(sharing.blocks(1)[0]) == shared
         alone = pool.grow(1, 7)
         assert alone is not None and alone.copies == ((),)
 
-    def test_a_copy_needs_a_page(self, pool: KVAllocator) -> None:
+    def test_a_copy_needs_a_block(self, pool: KVAllocator) -> None:
         sharing = _sharing(pool)
         assert pool.grow(1, 6) is not None
         sharing.fork(1, 2, 6)
@@ -295,7 +295,7 @@ class SharedPagesContract(PagesOnDemandContract):
         assert pool.grow(2, 7) is None
         assert pool.probe(7, owner=2).verdict is Verdict.LATER
 
-    def test_shared_pages_outlive_one_owner(self, pool: KVAllocator) -> None:
+    def test_shared_blocks_outlive_one_owner(self, pool: KVAllocator) -> None:
         sharing = _sharing(pool)
         assert pool.grow(1, 8) is not None
         sharing.fork(1, 2, 8)
@@ -304,79 +304,79 @@ class SharedPagesContract(PagesOnDemandContract):
         pool.release(2)
         assert pool.ledger()[0].free == 10
 
-    def test_adopted_pages_begin_the_sequence(self, pool: KVAllocator) -> None:
+    def test_adopted_blocks_begin_the_sequence(self, pool: KVAllocator) -> None:
         sharing = _sharing(pool)
         assert pool.grow(1, 8) is not None
-        pages = tuple(sharing.pages(1)[0])
-        sharing.adopt(2, [pages])
+        blocks = tuple(sharing.blocks(1)[0])
+        sharing.adopt(2, [blocks])
         growth = pool.grow(2, 9)
         assert growth is not None and growth.copies == ((),)
         assert [entry for entry, _ in growth.slots[0]] == [2]
-        assert tuple(sharing.pages(2)[0])[:2] == pages
+        assert tuple(sharing.blocks(2)[0])[:2] == blocks
 
-    def test_adopting_a_free_page_or_twice_is_refused(self, pool: KVAllocator) -> None:
+    def test_adopting_a_free_block_or_twice_is_refused(self, pool: KVAllocator) -> None:
         sharing = _sharing(pool)
         assert pool.grow(1, 4) is not None
         with pytest.raises(ValueError):
-            sharing.adopt(1, [sharing.pages(1)[0]])
-        (page,) = sharing.pages(1)[0]
+            sharing.adopt(1, [sharing.blocks(1)[0]])
+        (block,) = sharing.blocks(1)[0]
         pool.release(1)
         with pytest.raises(ValueError):
-            sharing.adopt(2, [[page]])
+            sharing.adopt(2, [[block]])
         assert pool.ledger()[0].free == 10
 
-    def test_the_cache_keeps_pages_until_they_are_needed(self, make: MakeAllocator) -> None:
-        cache = CacheOfPages()
+    def test_the_cache_keeps_blocks_until_they_are_needed(self, make: MakeAllocator) -> None:
+        cache = CacheOfBlocks()
         pool = make(AllocatorContext((group(4),), (11,), 1024, 64, cache))
         sharing = _sharing(pool)
         assert pool.grow(1, 20) is not None
-        for page in tuple(sharing.pages(1)[0]):
-            sharing.retain(0, page)
-            cache.names.append((0, page))
+        for block in tuple(sharing.blocks(1)[0]):
+            sharing.retain(0, block)
+            cache.names.append((0, block))
         pool.release(1)
         ledger = pool.ledger()[0]
         assert (ledger.cached, ledger.free, ledger.held) == (5, 5, 0)
         assert pool.probe(40).verdict is Verdict.NOW
         growth = pool.grow(2, 32)
-        assert growth is not None and len({page for _, page in growth.slots[0]}) == 8
+        assert growth is not None and len({block for _, block in growth.slots[0]}) == 8
         ledger = pool.ledger()[0]
         assert (ledger.held, ledger.cached + ledger.free) == (8, 2)
 
-    def test_forgotten_pages_are_free(self, pool: KVAllocator) -> None:
+    def test_forgotten_blocks_are_free(self, pool: KVAllocator) -> None:
         sharing = _sharing(pool)
         assert pool.grow(1, 4) is not None
-        (page,) = sharing.pages(1)[0]
-        sharing.retain(0, page)
+        (block,) = sharing.blocks(1)[0]
+        sharing.retain(0, block)
         pool.release(1)
         assert pool.ledger()[0].cached == 1
-        sharing.forget(0, page)
+        sharing.forget(0, block)
         assert pool.ledger()[0].free == 10
 
     def test_forks_and_adoptions_roll_back(self, pool: KVAllocator) -> None:
         sharing = _sharing(pool)
         assert pool.grow(1, 8) is not None
-        pages = tuple(sharing.pages(1)[0])
+        blocks = tuple(sharing.blocks(1)[0])
         before = pool.ledger()
         for change in (
             lambda: sharing.fork(1, 2, 6),
-            lambda: sharing.adopt(2, [pages]),
-            lambda: sharing.retain(0, pages[0]),
+            lambda: sharing.adopt(2, [blocks]),
+            lambda: sharing.retain(0, blocks[0]),
         ):
             _fails_half_way(change, pool)
-            assert pool.ledger() == before and tuple(sharing.pages(1)[0]) == pages
-        sharing.adopt(2, [pages])
+            assert pool.ledger() == before and tuple(sharing.blocks(1)[0]) == blocks
+        sharing.adopt(2, [blocks])
 
 
-class PinnedPagesContract(SharedPagesContract):
+class PinnedBlocksContract(SharedBlocksContract):
     """What an allocator keeps that serves KV transfers."""
 
     machine = PinMachine
 
-    def test_pinned_pages_outlive_their_sequence(self, pool: KVAllocator) -> None:
-        pinning = cast(PinnedPages, pool)
+    def test_pinned_blocks_outlive_their_sequence(self, pool: KVAllocator) -> None:
+        pinning = cast(PinnedBlocks, pool)
         assert pool.grow(1, 8) is not None
-        pages = tuple(pinning.pin("export", 1, deadline=10.0)[0])
-        assert pages == tuple(_sharing(pool).pages(1)[0])
+        blocks = tuple(pinning.pin("export", 1, deadline=10.0)[0])
+        assert blocks == tuple(_sharing(pool).blocks(1)[0])
         pool.release(1)
         assert (pool.ledger()[0].pinned, pool.ledger()[0].free) == (2, 8)
         pinning.unpin("export")
@@ -384,7 +384,7 @@ class PinnedPagesContract(SharedPagesContract):
         assert pool.ledger()[0].free == 10
 
     def test_pins_end_at_their_deadline(self, pool: KVAllocator) -> None:
-        pinning = cast(PinnedPages, pool)
+        pinning = cast(PinnedBlocks, pool)
         assert pool.grow(1, 4) is not None and pool.grow(2, 4) is not None
         pinning.pin("early", 1, deadline=10.0)
         pinning.pin("late", 2, deadline=20.0)
@@ -394,10 +394,10 @@ class PinnedPagesContract(SharedPagesContract):
         assert pinning.expire(11.0) == ("early",)
         assert (pool.ledger()[0].pinned, pool.ledger()[0].free) == (1, 9)
 
-    def test_pinned_pages_are_not_written_to(self, pool: KVAllocator) -> None:
-        pinning = cast(PinnedPages, pool)
+    def test_pinned_blocks_are_not_written_to(self, pool: KVAllocator) -> None:
+        pinning = cast(PinnedBlocks, pool)
         assert pool.grow(1, 6) is not None
-        pages = tuple(pinning.pin("export", 1, deadline=10.0)[0])
+        blocks = tuple(pinning.pin("export", 1, deadline=10.0)[0])
         growth = pool.grow(1, 7)
         assert growth is not None
-        assert [source for source, _ in growth.copies[0]] == [pages[1]]
+        assert [source for source, _ in growth.copies[0]] == [blocks[1]]

@@ -18,15 +18,15 @@ from pegboard.interfaces.kv_allocator import (
 )
 from pegboard.interfaces.prefix_cache import Hit, Prefix, PrefixCache
 
-Page = tuple[int, int]
-"""A group's index and a page of it."""
+Block = tuple[int, int]
+"""A group's index and a block of it."""
 
 
-class CacheOfPages(PrefixCache):
-    """A prefix cache that only holds pages: a test names them, the allocator evicts them."""
+class CacheOfBlocks(PrefixCache):
+    """A prefix cache that only holds blocks: a test names them, the allocator evicts them."""
 
     def __init__(self) -> None:
-        self.names: list[Page] = []
+        self.names: list[Block] = []
 
     def match(self, prefix: Prefix, limit: int) -> Hit:
         return Hit(0, ())
@@ -34,28 +34,28 @@ class CacheOfPages(PrefixCache):
     def use(self, prefix: Prefix, num_tokens: int) -> None:
         pass
 
-    def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> Sequence[Page]:
+    def publish(self, prefix: Prefix, blocks: Sequence[Sequence[int]]) -> Sequence[Block]:
         return ()
 
-    def evict(self, group: int, num_pages: int, evictable: Callable[[int], bool]) -> Sequence[int]:
+    def evict(self, group: int, num_blocks: int, evictable: Callable[[int], bool]) -> Sequence[int]:
         victims = [name for name in self.names if name[0] == group and evictable(name[1])]
-        victims = victims[:num_pages]
-        self.names = [page for page in self.names if page not in victims]
-        return [page for _, page in victims]
+        victims = victims[:num_blocks]
+        self.names = [block for block in self.names if block not in victims]
+        return [block for _, block in victims]
 
-    def clear(self) -> Sequence[Page]:
+    def clear(self) -> Sequence[Block]:
         forgotten, self.names = self.names, []
         return forgotten
 
 
 class PoolModel:
-    """Who references which page; the truth that an allocator is compared with.
+    """Who references which block; the truth that an allocator is compared with.
 
     Attributes:
-        tables: owner to its pages, a group, in order; 0 where the window gave one back.
+        tables: owner to its blocks, a group, in order; 0 where the window gave one back.
         written: owner to the tokens that its last growth was for.
-        pins: name to deadline and pages.
-        deferred: pages that wait for a step, a reference each.
+        pins: name to deadline and blocks.
+        deferred: blocks that wait for a step, a reference each.
     """
 
     def __init__(self, groups: Sequence[KVGroup], num_blocks: Sequence[int]) -> None:
@@ -63,38 +63,40 @@ class PoolModel:
         self.totals = [count - 1 for count in num_blocks]
         self.tables: dict[int, list[list[int]]] = {}
         self.written: dict[int, int] = {}
-        self.pins: dict[str, tuple[float, set[Page]]] = {}
-        self.deferred: list[tuple[int, set[Page]]] = []
+        self.pins: dict[str, tuple[float, set[Block]]] = {}
+        self.deferred: list[tuple[int, set[Block]]] = []
 
-    def blocks(self, group: int, num_tokens: int) -> int:
+    def num_blocks(self, group: int, num_tokens: int) -> int:
         return -(-num_tokens // self.groups[group].block_size)
 
-    def pages_of(self, owner: int) -> set[Page]:
+    def blocks_of(self, owner: int) -> set[Block]:
         return {(g, p) for g, table in enumerate(self.tables[owner]) for p in table if p}
 
-    def held(self) -> set[Page]:
-        return {page for owner in self.tables for page in self.pages_of(owner)}
+    def held(self) -> set[Block]:
+        return {block for owner in self.tables for block in self.blocks_of(owner)}
 
-    def pinned(self) -> set[Page]:
-        return {page for _, pages in self.pins.values() for page in pages}
+    def pinned(self) -> set[Block]:
+        return {block for _, blocks in self.pins.values() for block in blocks}
 
-    def waiting(self) -> set[Page]:
-        return {page for _, pages in self.deferred for page in pages}
+    def waiting(self) -> set[Block]:
+        return {block for _, blocks in self.deferred for block in blocks}
 
-    def references(self, page: Page) -> int:
-        """Owners and pins that reference a page; the cache's reference is no reason to copy."""
-        owners = sum(page in self.pages_of(owner) for owner in self.tables)
-        return owners + sum(page in pages for _, pages in self.pins.values())
+    def references(self, block: Block) -> int:
+        """Owners and pins that reference a block; the cache's reference is no reason to copy."""
+        owners = sum(block in self.blocks_of(owner) for owner in self.tables)
+        return owners + sum(block in blocks for _, blocks in self.pins.values())
 
     def wanted(self, owner: int, num_tokens: int, lookahead: int = 0) -> list[set[int]]:
-        """Table entries that must get a page of the owner's own, a group."""
+        """Table entries that must get a block of the owner's own, a group."""
         slots = num_tokens + lookahead
         written = self.written.get(owner, 0)
         wanted = []
         for g, group in enumerate(self.groups):
             table = self.tables[owner][g] if owner in self.tables else []
-            entries = set(range(len(table), self.blocks(g, slots)))
-            for entry in range(written // group.block_size, min(len(table), self.blocks(g, slots))):
+            entries = set(range(len(table), self.num_blocks(g, slots)))
+            for entry in range(
+                written // group.block_size, min(len(table), self.num_blocks(g, slots))
+            ):
                 if table[entry] and self.references((g, table[entry])) > 1:
                     entries.add(entry)
             wanted.append(entries)
@@ -104,7 +106,7 @@ class PoolModel:
 class AllocatorMachine(RuleBasedStateMachine):
     """Random calls of `KVAllocator` on an allocator and on the model of it.
 
-    What is set aside for a sequence beside its pages is the allocator's to decide: whether there is
+    What is set aside for a sequence beside its blocks is the allocator's to decide: whether there is
     room is asked of `probe`, and what it says must be what happens.
     """
 
@@ -122,7 +124,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def begin(self, sizes: list[int], counts: list[int], max_model_len: int) -> None:
         groups = tuple(KVGroup((i,), 1, 8, s, None, "none", "float32") for i, s in enumerate(sizes))
         num_blocks = tuple(counts[: len(groups)])
-        self.cache = CacheOfPages()
+        self.cache = CacheOfBlocks()
         self.model = PoolModel(groups, num_blocks)
         self.max_model_len = max_model_len
         self.pool: Any = self._make(
@@ -130,11 +132,11 @@ class AllocatorMachine(RuleBasedStateMachine):
         )
 
     def _free(self, group: int) -> int:
-        taken = {page for page in self._taken() if page[0] == group}
+        taken = {block for block in self._taken() if block[0] == group}
         return self.model.totals[group] - len(taken)
 
-    def _taken(self) -> set[Page]:
-        """Pages that cannot be handed out: what the cache alone holds can."""
+    def _taken(self) -> set[Block]:
+        """Blocks that cannot be handed out: what the cache alone holds can."""
         return self.model.held() | self.model.pinned() | self.model.waiting()
 
     def _owner(self, data: st.DataObject) -> int:
@@ -168,14 +170,14 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert not fits or all(len(wanted[g]) <= self._free(g) for g in range(len(wanted)))
         return fits
 
-    def _apply(self, owner: int, growth: Growth, wanted: list[set[int]], taken: set[Page]) -> None:
+    def _apply(self, owner: int, growth: Growth, wanted: list[set[int]], taken: set[Block]) -> None:
         tables = self.model.tables.setdefault(owner, [[] for _ in self.model.groups])
         for g, table in enumerate(tables):
             slots = dict(growth.slots[g])
             assert set(slots) == wanted[g] and len(slots) == len(growth.slots[g])
-            pages = list(slots.values())
-            assert len(set(pages)) == len(pages) and all(
-                1 <= page <= self.model.totals[g] and (g, page) not in taken for page in pages
+            blocks = list(slots.values())
+            assert len(set(blocks)) == len(blocks) and all(
+                1 <= block <= self.model.totals[g] and (g, block) not in taken for block in blocks
             )
             copied = {(table[entry], slots[entry]) for entry in slots if entry < len(table)}
             assert set(growth.copies[g]) == copied
@@ -189,7 +191,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         keep_to = self.model.written[owner] + kept_drafts
         self.pool.trim(owner, 0, keep_to)
         for g, table in enumerate(self.model.tables[owner]):
-            del table[self.model.blocks(g, keep_to) :]
+            del table[self.model.num_blocks(g, keep_to) :]
 
     @precondition(lambda self: self.model.tables)
     @rule(data=st.data(), later=st.sampled_from([None, 0, 1, 2]))
@@ -198,7 +200,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         step = None if later is None else self._step + 1 + later
         self.pool.release(owner, step)
         if step is not None:
-            self.model.deferred.append((step, self.model.pages_of(owner)))
+            self.model.deferred.append((step, self.model.blocks_of(owner)))
         del self.model.tables[owner], self.model.written[owner]
 
     @rule(steps=st.integers(1, 3))
@@ -221,7 +223,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         except InterruptedError:
             pass
         after = self.pool.ledger()
-        # Pages that were evicted on the way may be free now: the cache has forgotten them.
+        # Blocks that were evicted on the way may be free now: the cache has forgotten them.
         assert [(e.held, e.pinned, e.deferred, e.free + e.cached) for e in after] == [
             (e.held, e.pinned, e.deferred, e.free + e.cached) for e in before
         ]
@@ -236,7 +238,8 @@ class AllocatorMachine(RuleBasedStateMachine):
         answer = self.pool.probe(num_tokens, owner)
         assert self.pool.ledger() == before and answer.total == tuple(self.model.totals)
         never = any(
-            self.model.blocks(g, num_tokens) > total for g, total in enumerate(self.model.totals)
+            self.model.num_blocks(g, num_tokens) > total
+            for g, total in enumerate(self.model.totals)
         )
         assert answer.verdict is Verdict.NEVER or not never
         assert answer.verdict is not Verdict.LATER or self._taken() or self.cache.names
@@ -258,8 +261,8 @@ class AllocatorMachine(RuleBasedStateMachine):
         cached = set(self.cache.names)
         for g, entry in enumerate(self.pool.ledger()):
             mine = {
-                name: {p for p in pages if p[0] == g}
-                for name, pages in (
+                name: {p for p in blocks if p[0] == g}
+                for name, blocks in (
                     ("held", held),
                     ("pinned", pinned),
                     ("waiting", waiting),
@@ -300,7 +303,8 @@ class OnDemandMachine(AllocatorMachine):
         owner = data.draw(st.sampled_from([None, *sorted(self.model.tables)]), label="owner")
         num_tokens = min(num_tokens, self.max_model_len)
         never = any(
-            self.model.blocks(g, num_tokens) > total for g, total in enumerate(self.model.totals)
+            self.model.num_blocks(g, num_tokens) > total
+            for g, total in enumerate(self.model.totals)
         )
         assert (self.pool.probe(num_tokens, owner).verdict is Verdict.NEVER) == never
 
@@ -320,13 +324,13 @@ class SharingMachine(OnDemandMachine):
         child = self._next_owner
         self.pool.fork(owner, child, num_tokens)
         self.model.tables[child] = [
-            table[: self.model.blocks(g, num_tokens)]
+            table[: self.model.num_blocks(g, num_tokens)]
             for g, table in enumerate(self.model.tables[owner])
         ]
         self.model.written[child] = num_tokens
 
     def _full(self, owner: int) -> int:
-        """Tokens of the owner's beginning that fill pages of every group."""
+        """Tokens of the owner's beginning that fill blocks of every group."""
         written = self.model.written[owner]
         sizes = [group.block_size for group in self.model.groups]
         return max(n for n in range(written + 1) if all(n % size == 0 for size in sizes))
@@ -340,7 +344,7 @@ class SharingMachine(OnDemandMachine):
             return
         self._next_owner += 1
         tables = [
-            table[: self.model.blocks(g, num_tokens)]
+            table[: self.model.num_blocks(g, num_tokens)]
             for g, table in enumerate(self.model.tables[owner])
         ]
         self.pool.adopt(self._next_owner, tables)
@@ -349,24 +353,24 @@ class SharingMachine(OnDemandMachine):
 
     @precondition(lambda self: self.model.tables)
     @rule(data=st.data())
-    def cache_pages(self, data: st.DataObject) -> None:
+    def cache_blocks(self, data: st.DataObject) -> None:
         owner = self._owner(data)
         for g, table in enumerate(self.model.tables[owner]):
-            for page in table[: self._full(owner) // self.model.groups[g].block_size]:
-                if (g, page) not in self.cache.names:
-                    self.pool.retain(g, page)
-                    self.cache.names.append((g, page))
+            for block in table[: self._full(owner) // self.model.groups[g].block_size]:
+                if (g, block) not in self.cache.names:
+                    self.pool.retain(g, block)
+                    self.cache.names.append((g, block))
 
     @rule()
     def clear_cache(self) -> None:
-        for group, page in self.cache.clear():
-            self.pool.forget(group, page)
+        for group, block in self.cache.clear():
+            self.pool.forget(group, block)
 
     @invariant()
-    def pages_are_what_growth_said(self) -> None:
+    def blocks_are_what_growth_said(self) -> None:
         if hasattr(self, "pool"):
             for owner, tables in self.model.tables.items():
-                assert [list(pages) for pages in self.pool.pages(owner)] == tables
+                assert [list(blocks) for blocks in self.pool.blocks(owner)] == tables
 
 
 class PinMachine(SharingMachine):
@@ -378,9 +382,9 @@ class PinMachine(SharingMachine):
         if name in self.model.pins:
             return
         owner = self._owner(data)
-        pages = self.pool.pin(name, owner, deadline)
-        assert [list(group) for group in pages] == self.model.tables[owner]
-        self.model.pins[name] = (deadline, self.model.pages_of(owner))
+        blocks = self.pool.pin(name, owner, deadline)
+        assert [list(group) for group in blocks] == self.model.tables[owner]
+        self.model.pins[name] = (deadline, self.model.blocks_of(owner))
 
     @rule(name=st.sampled_from(["a", "b", "c"]))
     def unpin(self, name: str) -> None:

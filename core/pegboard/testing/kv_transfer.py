@@ -6,7 +6,7 @@
             store = MyStore()               # what the engines of one test share
             return lambda context: (MyHost(context, store), MyWorker(context, store))
 
-The suite plays the engines: each call of `make` is one, with KV of its own, and its pages hold numbers
+The suite plays the engines: each call of `make` is one, with KV of its own, and its blocks hold numbers
 that depend on the tokens up to their end. A transfer may bring less than it could; it must not bring
 anything else.
 """
@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_transfer import TransferPlan
-from pegboard.testing.kv_transfer_engine import MakeTransfer, Pages, ServedKV
+from pegboard.testing.kv_transfer_engine import Blocks, MakeTransfer, ServedKV
 
 __all__ = ["KVTransferContract", "MakeTransfer"]
 
@@ -110,11 +110,11 @@ class KVTransferContract:
         for one, other in self.pairs(make):
             one.export(self.tokens())
             plan = other.fetch(self.tokens())
-            pages = other.load(plan, self.tokens())
-            assert pages is not None
+            blocks = other.load(plan, self.tokens())
+            assert blocks is not None
             brought = self.tokens()[: plan.num_tokens]
             again = other.plan(other.host.export, brought)
-            other.offer(again, _first(pages, again, other.groups))
+            other.offer(again, _first(blocks, again, other.groups))
             third = ServedKV(make, [group.block_size for group in other.groups])
             third.bring(brought)
 
@@ -130,13 +130,13 @@ class KVTransferContract:
 
     def test_a_late_load_brings_nothing_else(self, make: MakeTransfer) -> None:
         one, other = self.pairs(make)[0]
-        kept, pages = one.export(self.tokens())
+        kept, blocks = one.export(self.tokens())
         plan = other.fetch(self.tokens())
         wait_s = max(kept.deadline, plan.deadline) - time.monotonic()
         if wait_s > LONGEST_WAIT_S:
             pytest.skip(f"its deadlines are {wait_s:.0f} s ahead: test it with short ones too")
         time.sleep(max(0.0, wait_s) + 0.01)
-        one.write(pages, self.tokens(5000))
+        one.write(blocks, self.tokens(5000))
         other.load(plan, self.tokens())
         other.bring(self.tokens())
 
@@ -163,8 +163,9 @@ class KVTransferContract:
                     pair[which].bring(tokens, salt)
 
 
-def _first(pages: Pages, plan: TransferPlan, groups: Sequence[KVGroup]) -> Pages:
-    """The pages of a plan's tokens."""
+def _first(blocks: Blocks, plan: TransferPlan, groups: Sequence[KVGroup]) -> Blocks:
+    """The blocks of a plan's tokens."""
     return tuple(
-        own[: plan.num_tokens // group.block_size] for own, group in zip(pages, groups, strict=True)
+        own[: plan.num_tokens // group.block_size]
+        for own, group in zip(blocks, groups, strict=True)
     )

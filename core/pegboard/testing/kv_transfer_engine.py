@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MakeTransfer = Callable[[TransferContext], tuple[KVTransferHost, KVTransferWorker]]
 """Makes both halves of one engine."""
 
-Pages = tuple[Sequence[int], ...]
+Blocks = tuple[Sequence[int], ...]
 
 NUM_BLOCKS = 400
 HEAD_DIM = 8
@@ -69,22 +69,22 @@ class ServedKV:
         self.kv = [_zeros(group) for group in self.groups for _ in group.layers]
         self.worker.bind(self.kv)
         self._stride = math.lcm(*block_sizes)
-        self._next_page = [1] * len(self.groups)
+        self._next_block = [1] * len(self.groups)
         self._num_requests = 0
 
-    def export(self, tokens: Sequence[int], salt: str = "") -> tuple[TransferPlan, Pages]:
-        """Computes a prefix and offers it; the pages are those that stay pinned."""
+    def export(self, tokens: Sequence[int], salt: str = "") -> tuple[TransferPlan, Blocks]:
+        """Computes a prefix and offers it; the blocks are those that stay pinned."""
         plan = self.plan(self.host.export, tokens, salt)
-        pages = self.new_pages(plan.num_tokens)
-        self.write(pages, tokens, salt)
-        self.offer(plan, pages)
-        return plan, pages
+        blocks = self.new_blocks(plan.num_tokens)
+        self.write(blocks, tokens, salt)
+        self.offer(plan, blocks)
+        return plan, blocks
 
-    def offer(self, plan: TransferPlan, pages: Pages) -> None:
-        """Saves pages, if the plan keeps any, and checks that KV stays as it is."""
+    def offer(self, plan: TransferPlan, blocks: Blocks) -> None:
+        """Saves blocks, if the plan keeps any, and checks that KV stays as it is."""
         if plan.num_tokens:
             before = _copied(self.kv)
-            self.worker.save(plan.handle, pages)
+            self.worker.save(plan.handle, blocks)
             assert _differing(before, self.kv) == [], "saving changed KV"
 
     def fetch(self, tokens: Sequence[int], salt: str = "") -> TransferPlan:
@@ -106,25 +106,25 @@ class ServedKV:
             assert time.monotonic() < plan.deadline < math.inf, "no deadline that can be met"
         return plan
 
-    def load(self, plan: TransferPlan, tokens: Sequence[int], salt: str = "") -> Pages | None:
-        """Loads into new pages, and checks all of KV; None: it failed."""
-        pages = self.new_pages(plan.num_tokens)
+    def load(self, plan: TransferPlan, tokens: Sequence[int], salt: str = "") -> Blocks | None:
+        """Loads into new blocks, and checks all of KV; None: it failed."""
+        blocks = self.new_blocks(plan.num_tokens)
         before = _copied(self.kv)
-        loaded = self.worker.load(plan.handle, pages)
+        loaded = self.worker.load(plan.handle, blocks)
         assert loaded in (True, False)
         touched = {
-            (layer, page)
-            for group, own in zip(self.groups, pages, strict=True)
+            (layer, block)
+            for group, own in zip(self.groups, blocks, strict=True)
             for layer in group.layers
-            for page in own
+            for block in own
         }
-        assert set(_differing(before, self.kv)) <= touched, "other pages were written to"
+        assert set(_differing(before, self.kv)) <= touched, "other blocks were written to"
         if not loaded:
             return None
         expected = _copied(self.kv)
-        self.write(pages, tokens, salt, into=expected)
-        assert _differing(expected, self.kv) == [], "a page does not hold its tokens"
-        return pages
+        self.write(blocks, tokens, salt, into=expected)
+        assert _differing(expected, self.kv) == [], "a block does not hold its tokens"
+        return blocks
 
     def bring(self, tokens: Sequence[int], salt: str = "") -> int:
         """Fetches and loads; the number of tokens that are there then."""
@@ -133,31 +133,31 @@ class ServedKV:
             return 0
         return plan.num_tokens
 
-    def new_pages(self, num_tokens: int) -> Pages:
-        """Pages that were never handed out, for each group."""
-        pages = []
+    def new_blocks(self, num_tokens: int) -> Blocks:
+        """Blocks that were never handed out, for each group."""
+        blocks = []
         for index, group in enumerate(self.groups):
-            first = self._next_page[index]
-            self._next_page[index] += num_tokens // group.block_size
-            pages.append(range(first, self._next_page[index]))
-        return tuple(pages)
+            first = self._next_block[index]
+            self._next_block[index] += num_tokens // group.block_size
+            blocks.append(range(first, self._next_block[index]))
+        return tuple(blocks)
 
     def write(
         self,
-        pages: Pages,
+        blocks: Blocks,
         tokens: Sequence[int],
         salt: str = "",
         into: Sequence[Mapping[str, torch.Tensor]] | None = None,
     ) -> None:
-        """Writes the content of the tokens into pages, as computing them would."""
+        """Writes the content of the tokens into blocks, as computing them would."""
         kv = self.kv if into is None else into
-        for group, own in zip(self.groups, pages, strict=True):
-            for entry, page in enumerate(own):
+        for group, own in zip(self.groups, blocks, strict=True):
+            for entry, block in enumerate(own):
                 known = tuple(tokens[: (entry + 1) * group.block_size])
                 for layer in group.layers:
                     for name, tensor in kv[layer].items():
                         of = (self._fingerprint, salt, known, layer, name)
-                        tensor[page] = _content(of, tensor[page])
+                        tensor[block] = _content(of, tensor[block])
 
 
 def _zeros(group: KVGroup) -> dict[str, torch.Tensor]:
@@ -184,10 +184,10 @@ def _copied(kv: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Te
 def _differing(
     one: Sequence[Mapping[str, torch.Tensor]], other: Sequence[Mapping[str, torch.Tensor]]
 ) -> list[tuple[int, int]]:
-    """(layer, page) pairs in which some tensor differs."""
+    """(layer, block) pairs in which some tensor differs."""
     return [
-        (layer, page)
+        (layer, block)
         for layer, tensors in enumerate(one)
         for name, tensor in tensors.items()
-        for page in (tensor != other[layer][name]).flatten(1).any(1).nonzero().flatten().tolist()
+        for block in (tensor != other[layer][name]).flatten(1).any(1).nonzero().flatten().tolist()
     ]

@@ -174,12 +174,12 @@ class PagedDense(AttentionBackend):
 
     def move_slots(self, group: int, source: torch.Tensor, target: torch.Tensor) -> None: ...
 
-    def _row(self, layer: int, page: int) -> DenseAttention:
-        return self._rows.setdefault((layer, page), DenseAttention(self._layers[layer]))
+    def _row(self, layer: int, block: int) -> DenseAttention:
+        return self._rows.setdefault((layer, block), DenseAttention(self._layers[layer]))
 
 
 def attention_batch(
-    starts: Sequence[int], counts: Sequence[int], pages: Sequence[int]
+    starts: Sequence[int], counts: Sequence[int], blocks: Sequence[int]
 ) -> AttentionBatch:
     """A step in which row i computes `counts[i]` tokens after its first `starts[i]`."""
     import torch
@@ -194,5 +194,5 @@ def attention_batch(
         positions=torch.tensor(positions),
         query_starts=query_starts,
         num_computed=torch.tensor(starts),
-        block_tables=(torch.tensor(pages, dtype=torch.int32)[:, None],),
+        block_tables=(torch.tensor(blocks, dtype=torch.int32)[:, None],),
     )

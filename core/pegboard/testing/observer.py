@@ -16,6 +16,7 @@ import pytest
 
 from pegboard.interfaces.kv_allocator import KVLedger
 from pegboard.interfaces.observer import (
+    BlocksNamed,
     BreakerChanged,
     ErrorHappened,
     Event,
@@ -23,7 +24,6 @@ from pegboard.interfaces.observer import (
     MetricsText,
     Observer,
     ObserverContext,
-    PagesNamed,
     RequestArrived,
     SequenceFinished,
     StepDone,
@@ -61,7 +61,7 @@ def end(reason: FinishReason, *, began: bool = True) -> SequenceFinished:
 LIFE: tuple[Event, ...] = (
     RequestArrived("r", 1.0, num_prompt_tokens=20, num_sequences=2, max_tokens=5),
     step(0, num_prefill_tokens=20, first_token_s=(2.0, 2.0)),
-    PagesNamed(1, stored=((0, bytes(16)), (1, bytes(16)))),
+    BlocksNamed(1, stored=((0, bytes(16)), (1, bytes(16)))),
     step(1, num_drafts_tried=4, num_drafts_accepted=3, inter_token_s=(0.01, 0.0)),
     step(2, num_preempted=1, num_running=0, num_waiting=2, num_output_tokens=0),
     ErrorHappened("EngineError", "worker 0 is not running", "r"),
@@ -70,9 +70,9 @@ LIFE: tuple[Event, ...] = (
     BreakerChanged("prefix_cache", "trie", False, "a hit that does not hold"),
     end("stop"),
     end("length"),
-    PagesNamed(2, stored=((0, b"0123456789abcdef"),), evicted=((0, bytes(16)),)),
+    BlocksNamed(2, stored=((0, b"0123456789abcdef"),), evicted=((0, bytes(16)),)),
     LoadChanged(9.0, 0, 0, (KVLedger(total=10, free=8, held=0, cached=2),)),
-    PagesNamed(3, cleared=True),
+    BlocksNamed(3, cleared=True),
 )
 """All kinds of events, in an order in which they come."""
 

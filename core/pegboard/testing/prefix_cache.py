@@ -5,7 +5,7 @@
         def make(self):
             return MyCache                  # called with a PrefixCacheContext
 
-The suite plays the engine: it hands out pages, publishes them, and knows what each one holds.
+The suite plays the engine: it hands out blocks, publishes them, and knows what each one holds.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def prefix(tokens: Sequence[int], salt: str = "") -> Prefix:
 
 
 class Published:
-    """A cache, and what its pages hold.
+    """A cache, and what its blocks hold.
 
     Attributes:
         cache: under test.
-        held: for each group, page to (salt, tokens up to its end), of pages that it references.
+        held: for each group, block to (salt, tokens up to its end), of blocks that it references.
     """
 
     def __init__(self, make: MakeCache, block_sizes: Sequence[int]) -> None:
@@ -54,61 +54,61 @@ class Published:
         self.sizes = tuple(block_sizes)
         self.stride = math.lcm(*block_sizes)
         self.held: list[dict[int, tuple[str, tuple[int, ...]]]] = [{} for _ in block_sizes]
-        self._next_page = [1] * len(block_sizes)
+        self._next_block = [1] * len(block_sizes)
 
     def publish(self, tokens: Sequence[int], salt: str = "") -> tuple[list[int], ...]:
-        """Publishes the tokens in new pages, and notes those that the cache took."""
-        pages = tuple(self.new_pages(group, len(tokens)) for group in range(len(self.sizes)))
-        self.publish_pages(tokens, pages, salt)
-        return pages
+        """Publishes the tokens in new blocks, and notes those that the cache took."""
+        blocks = tuple(self.new_blocks(group, len(tokens)) for group in range(len(self.sizes)))
+        self.publish_blocks(tokens, blocks, salt)
+        return blocks
 
-    def publish_pages(
-        self, tokens: Sequence[int], pages: Sequence[Sequence[int]], salt: str = ""
+    def publish_blocks(
+        self, tokens: Sequence[int], blocks: Sequence[Sequence[int]], salt: str = ""
     ) -> None:
-        new = list(self.cache.publish(prefix(tokens, salt), pages))
+        new = list(self.cache.publish(prefix(tokens, salt), blocks))
         assert len(set(new)) == len(new), "a reference was reported twice"
-        for group, page in new:
-            assert page in pages[group], "a page was referenced that was not published"
-            assert page not in self.held[group], "a reference is not new"
-            end = (pages[group].index(page) + 1) * self.sizes[group]
-            self.held[group][page] = (salt, tuple(tokens[:end]))
+        for group, block in new:
+            assert block in blocks[group], "a block was referenced that was not published"
+            assert block not in self.held[group], "a reference is not new"
+            end = (blocks[group].index(block) + 1) * self.sizes[group]
+            self.held[group][block] = (salt, tuple(tokens[:end]))
 
     def match(self, tokens: Sequence[int], limit: int | None = None, salt: str = "") -> Hit:
-        """A hit, each page of which is checked."""
+        """A hit, each block of which is checked."""
         limit = len(tokens) if limit is None else limit
         hit = self.cache.match(prefix(tokens, salt), limit)
         assert 0 <= hit.num_tokens <= limit and hit.num_tokens % self.stride == 0
-        assert len(hit.pages) == len(self.sizes)
+        assert len(hit.blocks) == len(self.sizes)
         for group, size in enumerate(self.sizes):
-            assert len(hit.pages[group]) == hit.num_tokens // size
-            for entry, page in enumerate(hit.pages[group]):
+            assert len(hit.blocks[group]) == hit.num_tokens // size
+            for entry, block in enumerate(hit.blocks[group]):
                 expected = (salt, tuple(tokens[: (entry + 1) * size]))
-                assert self.held[group].get(page) == expected, "a page holds other tokens"
+                assert self.held[group].get(block) == expected, "a block holds other tokens"
         return hit
 
     def evict(
-        self, group: int, num_pages: int, evictable: Callable[[int], bool] = lambda page: True
+        self, group: int, num_blocks: int, evictable: Callable[[int], bool] = lambda block: True
     ) -> list[int]:
         """Evicts, and forgets what the cache forgot."""
-        victims = list(self.cache.evict(group, num_pages, evictable))
-        assert len(victims) <= num_pages and len(set(victims)) == len(victims)
-        for page in victims:
-            assert evictable(page), "a page that others reference was evicted"
-            del self.held[group][page]
+        victims = list(self.cache.evict(group, num_blocks, evictable))
+        assert len(victims) <= num_blocks and len(set(victims)) == len(victims)
+        for block in victims:
+            assert evictable(block), "a block that others reference was evicted"
+            del self.held[group][block]
         return victims
 
     def clear(self) -> None:
         """Clears, and checks that every reference is given back."""
-        pairs = {(group, page) for group, held in enumerate(self.held) for page in held}
+        pairs = {(group, block) for group, held in enumerate(self.held) for block in held}
         cleared = list(self.cache.clear())
         assert len(cleared) == len(pairs) and set(cleared) == pairs
         self.held = [{} for _ in self.sizes]
 
-    def new_pages(self, group: int, num_tokens: int) -> list[int]:
-        """Pages that were never handed out."""
-        first = self._next_page[group]
-        self._next_page[group] += num_tokens // self.sizes[group]
-        return list(range(first, self._next_page[group]))
+    def new_blocks(self, group: int, num_tokens: int) -> list[int]:
+        """Blocks that were never handed out."""
+        first = self._next_block[group]
+        self._next_block[group] += num_tokens // self.sizes[group]
+        return list(range(first, self._next_block[group]))
 
 
 class PrefixCacheContract:
@@ -143,10 +143,10 @@ class PrefixCacheContract:
     def test_what_was_published_is_found(self, make: MakeCache) -> None:
         self.needs_keeping()
         for cache in self.caches(make):
-            pages = cache.publish(range(16))
+            blocks = cache.publish(range(16))
             hit = cache.match([*range(16), 99, 98, 97, 96])
             assert hit.num_tokens == 16
-            assert [list(group) for group in hit.pages] == [list(group) for group in pages]
+            assert [list(group) for group in hit.blocks] == [list(group) for group in blocks]
 
     def test_a_hit_ends_where_tokens_part(self, make: MakeCache) -> None:
         self.needs_keeping()
@@ -168,9 +168,9 @@ class PrefixCacheContract:
         self.needs_keeping()
         for cache in self.caches(make):
             first = cache.publish(range(8))
-            more = [cache.new_pages(group, 8) for group in range(len(first))]
+            more = [cache.new_blocks(group, 8) for group in range(len(first))]
             both = [[*a, *b] for a, b in zip(first, more, strict=True)]
-            cache.publish_pages(range(16), both)
+            cache.publish_blocks(range(16), both)
             assert cache.match(range(16)).num_tokens == 16
 
     def test_salts_are_kept_apart(self, make: MakeCache) -> None:
@@ -189,21 +189,21 @@ class PrefixCacheContract:
 
     def test_publishing_again_brings_no_reference(self, make: MakeCache) -> None:
         for cache in self.caches(make):
-            pages = cache.publish(range(16))
+            blocks = cache.publish(range(16))
             before = [dict(held) for held in cache.held]
-            cache.publish_pages(range(16), pages)
+            cache.publish_blocks(range(16), blocks)
             assert cache.held == before
 
-    def test_the_page_of_nobody_is_not_named(self, make: MakeCache) -> None:
+    def test_the_block_of_nobody_is_not_named(self, make: MakeCache) -> None:
         for cache in self.caches(make):
-            pages = [[0] * (8 // size) for size in cache.sizes]
-            assert list(cache.cache.publish(prefix(range(8)), pages)) == []
+            blocks = [[0] * (8 // size) for size in cache.sizes]
+            assert list(cache.cache.publish(prefix(range(8)), blocks)) == []
             assert cache.match(range(8)).num_tokens == 0
 
     def test_only_what_nobody_else_references_is_evicted(self, make: MakeCache) -> None:
         for cache in self.caches(make):
             cache.publish(range(16))
-            assert cache.evict(0, 2, lambda page: False) == []
+            assert cache.evict(0, 2, lambda block: False) == []
             assert cache.evict(0, 0) == []
             if self.keeps:
                 assert len(cache.evict(0, 1000)) == 16 // cache.sizes[0]
@@ -227,7 +227,7 @@ class PrefixCacheContract:
 
     @_property
     @given(data=st.data())
-    def test_random_operations_never_name_a_wrong_page(
+    def test_random_operations_never_name_a_wrong_block(
         self, make: MakeCache, data: st.DataObject
     ) -> None:
         cache = Published(make, data.draw(st.sampled_from(self.block_sizes)))
@@ -248,6 +248,6 @@ class PrefixCacheContract:
         cache.clear()
 
 
-def _is_not_busy(busy: int, page: int) -> bool:
-    """Whether nobody else references a page; `busy` says of which third somebody does."""
-    return page % 3 != busy
+def _is_not_busy(busy: int, block: int) -> bool:
+    """Whether nobody else references a block; `busy` says of which third somebody does."""
+    return block % 3 != busy

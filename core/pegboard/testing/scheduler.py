@@ -96,7 +96,7 @@ class Simulation:
 
     Attributes:
         context: limits of a step.
-        num_blocks: pages of four tokens.
+        num_blocks: blocks of four tokens.
         running, waiting: in order of admission, in order of arrival.
         plans: for each step, sequence to the tokens it computed.
         num_preemptions: so far.
@@ -218,7 +218,7 @@ class Builder(StepBuilder):
 
 @st.composite
 def workloads(draw: st.DrawFn) -> tuple[SchedulerContext, int, list[SimulatedSequence]]:
-    """Limits, pages, and sequences that fit one by one."""
+    """Limits, blocks, and sequences that fit one by one."""
     count = draw(st.integers(1, 7))
     sequences = [
         SimulatedSequence(

@@ -36,7 +36,7 @@ FIGURES = {
     "latency": ("milliseconds (logarithmic)", "share at or below, %"),
     "throughput": ("seconds since the start", "output tokens/s"),
     "batch-size": ("sequences in a step", "share of steps, %"),
-    "kv-use": ("seconds since the start", "used KV pages, %"),
+    "kv-use": ("seconds since the start", "used KV blocks, %"),
 }
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pegboard.builtin.paged_allocator import PagedAllocator
-from pegboard.testing.kv_allocator import MakeAllocator, PinnedPagesContract
+from pegboard.testing.kv_allocator import MakeAllocator, PinnedBlocksContract
 
 
-class TestPagedAllocator(PinnedPagesContract):
+class TestPagedAllocator(PinnedBlocksContract):
     @pytest.fixture
     def make(self) -> MakeAllocator:
         return PagedAllocator

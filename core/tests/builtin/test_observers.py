@@ -16,13 +16,13 @@ from pegboard.builtin.metrics_observer import MetricsObserver, MetricsOptions
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import KVLedger
 from pegboard.interfaces.observer import (
+    BlocksNamed,
     BreakerChanged,
     ErrorHappened,
     Event,
     LoadChanged,
     Observer,
     ObserverContext,
-    PagesNamed,
     RequestArrived,
     SequenceFinished,
     StepDone,
@@ -180,12 +180,12 @@ def test_a_request_of_several_sequences_is_one_request() -> None:
     assert found["vllm:request_max_num_generation_tokens_count"] == 1
 
 
-def test_pages_that_get_and_lose_names_are_counted() -> None:
+def test_blocks_that_get_and_lose_names_are_counted() -> None:
     observer = MetricsObserver(CONTEXT)
     names = tuple((0, bytes([number] * 16)) for number in range(5))
-    observer.observe(PagesNamed(1, stored=names))
-    observer.observe(PagesNamed(2, stored=names[:1], evicted=names[3:]))
-    observer.observe(PagesNamed(3, cleared=True))
+    observer.observe(BlocksNamed(1, stored=names))
+    observer.observe(BlocksNamed(2, stored=names[:1], evicted=names[3:]))
+    observer.observe(BlocksNamed(3, cleared=True))
     found = samples(observer)
     assert found["pegboard_prefix_cache_pages_stored_total"] == 6
     assert found["pegboard_prefix_cache_pages_evicted_total"] == 2
@@ -198,7 +198,7 @@ def test_without_a_prefix_cache_nothing_is_looked_up() -> None:
     assert samples(observer)["vllm:prefix_cache_queries_total"] == 0
 
 
-def test_pages_that_only_a_cache_holds_count_as_free() -> None:
+def test_blocks_that_only_a_cache_holds_count_as_free() -> None:
     observer = MetricsObserver(CONTEXT)
     observer.observe(RequestArrived("r", 1.0, num_prompt_tokens=20, num_sequences=1))
     roomy = KVLedger(total=10, free=10, held=0)
@@ -356,7 +356,7 @@ def test_an_engine_counts_what_it_did(tiny: Path, name: str) -> None:
         "prompt_tokens_cached_total": sum(end.num_cached_tokens for end in ends if not end.index),
     }
     assert {key: found[f"vllm:{key}"] for key in counts} == counts
-    # A sequence that begins with its sibling's pages asks no cache.
+    # A sequence that begins with its sibling's blocks asks no cache.
     asked = [end.num_prompt_tokens for end in ends if not end.index]
     everybody = sum(end.num_prompt_tokens for end in ends)
     assert sum(asked) <= found["vllm:prefix_cache_queries_total"] <= everybody

@@ -22,16 +22,16 @@ WINDOW = 5
 
 
 class Names(NoCache):
-    """A cache of pages that a test names by hand."""
+    """A cache of blocks that a test names by hand."""
 
     def __init__(self, context: PrefixCacheContext) -> None:
         super().__init__(context)
         self.names: list[tuple[int, int]] = []
 
-    def evict(self, group: int, num_pages: int, evictable: Callable[[int], bool]) -> Sequence[int]:
-        pages = [page for g, page in self.names if g == group and evictable(page)][:num_pages]
-        self.names = [name for name in self.names if name[0] != group or name[1] not in pages]
-        return pages
+    def evict(self, group: int, num_blocks: int, evictable: Callable[[int], bool]) -> Sequence[int]:
+        blocks = [block for g, block in self.names if g == group and evictable(block)][:num_blocks]
+        self.names = [name for name in self.names if name[0] != group or name[1] not in blocks]
+        return blocks
 
 
 def _groups(*shapes: tuple[int, int | None]) -> tuple[KVGroup, ...]:
@@ -50,7 +50,7 @@ def _pool(*num_blocks: int, shapes: Sequence[tuple[int, int | None]] = ((4, None
 class PagedMachine(RuleBasedStateMachine):
     """Sequences of a group without and one with a window, driven as an engine drives them.
 
-    The model is one set of references a page: owners, pins, waiting steps, the cache.
+    The model is one set of references a block: owners, pins, waiting steps, the cache.
     """
 
     def __init__(self) -> None:
@@ -72,15 +72,15 @@ class PagedMachine(RuleBasedStateMachine):
         self.pins: dict[str, list[set[int]]] = {}
 
     def _references(self, group: int) -> Counter[int]:
-        """References that keep a page from being handed out."""
-        pages: Counter[int] = Counter()
+        """References that keep a block from being handed out."""
+        blocks: Counter[int] = Counter()
         for tables in self.tables.values():
-            pages.update(page for page in tables[group] if page)
+            blocks.update(block for block in tables[group] if block)
         for _, waiting in self.waiting:
-            pages.update(waiting[group])
+            blocks.update(waiting[group])
         for pinned in self.pins.values():
-            pages.update(pinned[group])
-        return pages
+            blocks.update(pinned[group])
+        return blocks
 
     def _grow(self, owner: int, num_tokens: int, lookahead: int) -> Growth | None:
         before = [self._references(group) for group in range(2)]
@@ -94,15 +94,15 @@ class PagedMachine(RuleBasedStateMachine):
         tables = self.tables.setdefault(owner, [[], []])
         for group, (size, _) in enumerate(self.shapes):
             written = self.lengths.get(owner, 0) // size
-            for entry, page in growth.slots[group]:
-                assert page and not before[group][page], "the page is somebody's"
-                tables[group][entry : entry + 1] = [page]
+            for entry, block in growth.slots[group]:
+                assert block and not before[group][block], "the block is somebody's"
+                tables[group][entry : entry + 1] = [block]
             assert len(tables[group]) * size >= num_tokens + min(lookahead, 1)
-            for page in tables[group][written : -(-num_tokens // size)]:
-                shared = self._references(group)[page] - sum(
-                    page in waiting[group] for _, waiting in self.waiting
+            for block in tables[group][written : -(-num_tokens // size)]:
+                shared = self._references(group)[block] - sum(
+                    block in waiting[group] for _, waiting in self.waiting
                 )
-                assert shared == 1 and (group, page) not in self.cache.names
+                assert shared == 1 and (group, block) not in self.cache.names
         self.lengths[owner] = num_tokens
         return growth
 
@@ -148,18 +148,18 @@ class PagedMachine(RuleBasedStateMachine):
     def publish(self, data: st.DataObject) -> None:
         owner = data.draw(st.sampled_from(sorted(self.lengths)))
         for group, (size, _) in enumerate(self.shapes):
-            for page in self.tables[owner][group][: self.lengths[owner] // size]:
-                if page and (group, page) not in self.cache.names:
-                    self.pool.retain(group, page)
-                    self.cache.names.append((group, page))
+            for block in self.tables[owner][group][: self.lengths[owner] // size]:
+                if block and (group, block) not in self.cache.names:
+                    self.pool.retain(group, block)
+                    self.cache.names.append((group, block))
 
     @precondition(lambda self: self.lengths)
     @rule(data=st.data(), name=st.sampled_from("ab"))
     def pin(self, data: st.DataObject, name: str) -> None:
         self.pool.unpin(name)
         owner = data.draw(st.sampled_from(sorted(self.lengths)))
-        pages = self.pool.pin(name, owner, 1.0)
-        self.pins[name] = [{page for page in group if page} for group in pages]
+        blocks = self.pool.pin(name, owner, 1.0)
+        self.pins[name] = [{block for block in group if block} for group in blocks]
 
     @rule()
     def expire(self) -> None:
@@ -185,7 +185,7 @@ class PagedMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def fail_half_way(self, data: st.DataObject) -> None:
-        """Whatever happens in a transaction that fails, tables and pages are as before."""
+        """Whatever happens in a transaction that fails, tables and blocks are as before."""
         with pytest.raises(InterruptedError), self.pool.transaction():
             self.pool.grow(-1, MAX_CHUNK)
             for owner in sorted(self.lengths):
@@ -207,14 +207,14 @@ class PagedMachine(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         for owner, tables in self.tables.items():
-            assert [list(table) for table in self.pool.pages(owner)] == tables
+            assert [list(table) for table in self.pool.blocks(owner)] == tables
         for group, ledger in enumerate(self.pool.ledger()):
             parts = (ledger.free, ledger.held, ledger.cached, ledger.pinned, ledger.deferred)
             assert sum(parts) == ledger.total == self.counts[group] - 1
-            held = {page for tables in self.tables.values() for page in tables[group] if page}
+            held = {block for tables in self.tables.values() for block in tables[group] if block}
             assert ledger.held == len(held)
             kept = set(self._references(group))
-            named = {page for g, page in self.cache.names if g == group}
+            named = {block for g, block in self.cache.names if g == group}
             assert ledger.cached == len(named - kept)
             assert ledger.free == ledger.total - len(kept | named)
 
@@ -240,11 +240,11 @@ def test_a_far_reserve_does_not_fill_a_window_group() -> None:
     assert [entry.held for entry in pool.ledger()] == [99, 2]
 
 
-def test_a_named_page_is_copied_before_it_is_written_to() -> None:
+def test_a_named_block_is_copied_before_it_is_written_to() -> None:
     pool, _ = _pool(11)
     assert pool.grow(1, 8) is not None
     pool.fork(1, 2, 6)
-    named = pool.pages(1)[0][1]
+    named = pool.blocks(1)[0][1]
     pool.retain(0, named)
     pool.release(1)
     growth = pool.grow(2, 7)
@@ -257,7 +257,7 @@ def test_trimmed_tokens_are_written_to_again() -> None:
     assert pool.grow(1, 8) is not None
     pool.trim(1, 0, 5)
     pool.fork(1, 2, 5)
-    shared = pool.pages(2)[0][1]
+    shared = pool.blocks(2)[0][1]
     assert [source for source, _ in pool.grow(1, 6).copies[0]] == [shared]
 
 
@@ -269,21 +269,21 @@ def test_an_inner_transaction_rolls_back_alone() -> None:
             pool.grow(2, 8)
             raise KeyError
         pool.grow(3, 4)
-    assert [len(pool.pages(owner)[0]) for owner in (1, 3)] == [2, 1]
+    assert [len(pool.blocks(owner)[0]) for owner in (1, 3)] == [2, 1]
     assert pool.ledger()[0].held == 3
 
 
-def test_pages_that_were_evicted_for_a_failed_plan_are_free() -> None:
+def test_blocks_that_were_evicted_for_a_failed_plan_are_free() -> None:
     pool, cache = _pool(11)
     pool.grow(1, 40)
-    for page in pool.pages(1)[0]:
-        pool.retain(0, page)
-        cache.names.append((0, page))
+    for block in pool.blocks(1)[0]:
+        pool.retain(0, block)
+        cache.names.append((0, block))
     with pytest.raises(KeyError), pool.transaction():
         pool.release(1)
         assert pool.grow(2, 20) is not None
         raise KeyError
-    assert len(pool.pages(1)[0]) == 10 and pool.ledger()[0].held == 10
+    assert len(pool.blocks(1)[0]) == 10 and pool.ledger()[0].held == 10
     pool.release(1)
     assert (pool.ledger()[0].free, pool.ledger()[0].cached) == (5, 5)
 
@@ -293,8 +293,8 @@ def test_a_cache_that_gives_up_nothing_is_no_growth() -> None:
     cache = NoCache(PrefixCacheContext(groups, (6,), ""))
     pool = PagedAllocator(AllocatorContext(groups, (6,), 400, 64, cache))
     pool.grow(1, 8)
-    for page in pool.pages(1)[0]:
-        pool.retain(0, page)
+    for block in pool.blocks(1)[0]:
+        pool.retain(0, block)
     pool.release(1)
     assert pool.grow(2, 16) is None
     assert pool.ledger()[0].held == 0 and pool.grow(2, 12) is not None
@@ -328,15 +328,15 @@ def test_what_exists_or_does_not_is_refused(change: str) -> None:
 
 
 def test_what_is_taken_back_is_not_noted_for_later() -> None:
-    """The inverse of naming a page is to forget it, which has an inverse too."""
+    """The inverse of naming a block is to forget it, which has an inverse too."""
     allocator, _ = _pool(5)
     allocator.grow(1, 8)
     before = allocator.ledger()
     for group in (0, 0):
         with pytest.raises(KeyError), allocator.transaction():
             with pytest.raises(ZeroDivisionError), allocator.transaction():
-                for page in allocator.pages(1)[group]:
-                    allocator.retain(group, page)
+                for block in allocator.blocks(1)[group]:
+                    allocator.retain(group, block)
                 allocator.pin("name", 1, 1.0)
                 allocator.unpin("name")
                 raise ZeroDivisionError

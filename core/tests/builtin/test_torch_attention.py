@@ -52,8 +52,8 @@ def test_a_mixed_step_equals_dense_attention(
     }
     for row, past in enumerate(computed):
         at = np.arange(past)
-        pages = table[row].numpy()[at // block_size].astype(np.int64)
-        slots = torch.from_numpy(pages * block_size + at % block_size)
+        blocks = table[row].numpy()[at // block_size].astype(np.int64)
+        slots = torch.from_numpy(blocks * block_size + at % block_size)
         kv["k"].flatten(0, 1)[slots] = keys[row][:past]
         kv["v"].flatten(0, 1)[slots] = values[row][:past]
 

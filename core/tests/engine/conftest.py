@@ -1,7 +1,7 @@
 """An engine around a worker that computes tokens by a deterministic function of history.
 
 The worker keeps a shadow of KV: it writes, for each slot, which history it holds, and reads back all
-that a token attends to. A page that two sequences write, or that is reused too early, is found there.
+that a token attends to. A block that two sequences write, or that is reused too early, is found there.
 """
 
 from __future__ import annotations
@@ -204,14 +204,14 @@ class ShadowWorker(Executor):
         for index, group in enumerate(self.groups):
             kv, table, size = self.kv[index], row.tables[index], group.block_size
             for position in range(start, len(tokens)):
-                page = table[position // size]
-                assert page != 0, "a write to the page of nobody"
-                kv[page, position % size] = chains[position]
+                block = table[position // size]
+                assert block != 0, "a write to the block of nobody"
+                kv[block, position % size] = chains[position]
             first = 0 if group.window is None else max(0, start - group.window + 1)
             for position in range(first, len(tokens)):
-                page = table[position // size]
-                assert kv.get((page, position % size)) == chains[position], (
-                    f"position {position} of row {row.admission.row} is not in page {page}"
+                block = table[position // size]
+                assert kv.get((block, position % size)) == chains[position], (
+                    f"position {position} of row {row.admission.row} is not in block {block}"
                 )
 
 

@@ -102,9 +102,9 @@ def test_what_takes_too_long_is_cut_off(breaker: Breaker, clock: Clock) -> None:
 
 
 def test_a_mistake_cuts_off_and_is_named(breaker: Breaker) -> None:
-    breaker.mistake("page 7 twice")
-    breaker.mistake("page 8 twice")
-    assert breaker.cut_off is not None and breaker.cut_off.reason == "page 7 twice"
+    breaker.mistake("block 7 twice")
+    breaker.mistake("block 8 twice")
+    assert breaker.cut_off is not None and breaker.cut_off.reason == "block 7 twice"
     happened, _ = breaker.take_news()
     assert isinstance(happened, ErrorHappened) and happened.kind == "PrefixCacheMistake"
 

@@ -192,7 +192,7 @@ def test_one_match_a_plan_is_enough(bench: Make, dict_cache: Any) -> None:
     engine.step()
     assert Counted.num_matches == 5
     Counted.num_matches = 0
-    for _ in range(2):  # nobody's page is full again before the third step
+    for _ in range(2):  # nobody's block is full again before the third step
         engine.step()
     assert Counted.num_matches == 3, "the three that wait, after new names"
     engine.run()

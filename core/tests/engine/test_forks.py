@@ -57,7 +57,7 @@ def test_a_prompt_is_computed_once_without_any_cache(
     _check(engine, expected, 3, 5)
     # 30 prompt tokens, the last of them once more for each of the others, 4 outputs each.
     assert _num_computed(engine) == 30 + 2 + 3 * 4
-    # Where the last token but one ends a page there is nothing to copy.
+    # Where the last token but one ends a block there is nothing to copy.
     assert _num_copies(engine) == (0 if 29 % block_size == 0 else 2)
     assert [engine.outputs["a", i].last.num_cached_tokens for i in range(3)] == [0, 0, 0]
 

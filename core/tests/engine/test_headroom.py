@@ -37,18 +37,18 @@ def _num_preemptions(engine: Any) -> int:
     return admitted - len(engine.outputs)
 
 
-def test_a_newcomer_leaves_a_page_to_each_that_runs(bench: Make) -> None:
+def test_a_newcomer_leaves_a_block_to_each_that_runs(bench: Make) -> None:
     engine = bench(scheduler=Eager, num_blocks=8)
     for name in "abc":
         engine.add(name, [1, 2, 3, 4, 5, 6, 7], max_tokens=6)
     engine.step()
-    # Seven pages: two for each, and a third later. The last one would leave one to the other two.
+    # Seven blocks: two for each, and a third later. The last one would leave one to the other two.
     assert (engine.core.num_running, engine.core.ledger()[0].free) == (2, 3)
     engine.run()
     assert _num_preemptions(engine) == 0
 
 
-def test_who_needs_no_more_pages_needs_no_room(bench: Make) -> None:
+def test_who_needs_no_more_blocks_needs_no_room(bench: Make) -> None:
     engine = bench(scheduler=Eager, num_blocks=7)
     for name in "abc":
         engine.add(name, [1, 2, 3, 4, 5, 6, 7], max_tokens=2)
@@ -72,7 +72,7 @@ def test_each_group_keeps_its_own_room(bench: Make) -> None:
     for name in "ab":
         engine.add(name, [1, 2, 3, 4, 5], max_tokens=6)
     engine.step()
-    # Ten pages of the second group: both prompts would take all.
+    # Ten blocks of the second group: both prompts would take all.
     assert engine.core.num_running == 1
     engine.step()
     assert engine.core.num_running == 2, "the first one's beginning has left its window"

@@ -1,6 +1,6 @@
 """No plan changes a token: chunks, pools, preemption, caches, drafts, orders, aborts.
 
-The worker of these tests checks each batch: the token budget, one row a sequence, and that every page
+The worker of these tests checks each batch: the token budget, one row a sequence, and that every block
 holds what its sequence wrote.
 """
 
@@ -225,8 +225,8 @@ def test_nothing_leaks_after_many_random_aborts(
             aborted.add(name)
             engine.core.abort(name)
     outputs = engine.run()
-    for group, page in engine.cache.clear():
-        engine.allocator.forget(group, page)
+    for group, block in engine.cache.clear():
+        engine.allocator.forget(group, block)
     (ledger,) = engine.core.ledger()
     assert ledger.free == ledger.total
     for (name, index), output in outputs.items():
@@ -264,17 +264,19 @@ def test_batches_carry_differences_only(bench: Make) -> None:
     batches = engine.worker.batches
     assert [len(batch.admitted) for batch in batches] == [1] + [0] * 11
     entries = [sum(len(update.rows) for update in batch.groups) for batch in batches]
-    # 3 prompt tokens and 11 outputs have KV: a page of four tokens each at 0, 4, 8 and 12.
+    # 3 prompt tokens and 11 outputs have KV: a block of four tokens each at 0, 4, 8 and 12.
     assert entries == [1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0]
 
 
-def test_pinned_pages_are_copied_before_a_sequence_goes_on(bench: Make, expected: Expected) -> None:
+def test_pinned_blocks_are_copied_before_a_sequence_goes_on(
+    bench: Make, expected: Expected
+) -> None:
     engine = bench()
     engine.add("a", [1, 2, 3], max_tokens=30)
     for _ in range(5):
         engine.step()
-    (pages,) = engine.allocator.pin("transfer", 1, deadline=0.0)
-    pinned = {key: value for key, value in engine.worker.kv[0].items() if key[0] in pages}
+    (blocks,) = engine.allocator.pin("transfer", 1, deadline=0.0)
+    pinned = {key: value for key, value in engine.worker.kv[0].items() if key[0] in blocks}
     assert engine.run()["a", 0].token_ids == expected([1, 2, 3], 30)
     assert pinned.items() <= engine.worker.kv[0].items()
     engine.allocator.unpin("transfer")

@@ -1,4 +1,4 @@
-"""A prefix cache that is wrong can cost time, never a token, a page or the engine's going on: the engine
+"""A prefix cache that is wrong can cost time, never a token, a block or the engine's going on: the engine
 checks what it says, and does without it for a while."""
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ def instead(method: str, answer: Callable[..., Any]) -> Lie:
     return lie
 
 
-def _any_pages(cache: Any, _: Hit, prefix: Prefix, limit: int) -> Hit:
+def _any_blocks(cache: Any, _: Hit, prefix: Prefix, limit: int) -> Hit:
     chance = random.Random(len(prefix.token_ids))
     count = limit // cache.stride
-    pages = tuple([chance.randrange(1, 20) for _ in range(count)] for _ in cache.sizes)
-    return Hit(count * cache.stride, pages)
+    blocks = tuple([chance.randrange(1, 20) for _ in range(count)] for _ in cache.sizes)
+    return Hit(count * cache.stride, blocks)
 
 
 def _other_length(cache: Any, hit: Hit, prefix: Prefix, limit: int) -> Hit:
-    return Hit(hit.num_tokens + 1, hit.pages) if hit.num_tokens else hit
+    return Hit(hit.num_tokens + 1, hit.blocks) if hit.num_tokens else hit
 
 
-def _one_page_more(cache: Any, hit: Hit, prefix: Prefix, limit: int) -> Hit:
-    """Names the next page before anything is in it."""
+def _one_block_more(cache: Any, hit: Hit, prefix: Prefix, limit: int) -> Hit:
+    """Names the next block before anything is in it."""
     if not hit.num_tokens or hit.num_tokens + cache.stride > limit:
         return hit
-    pages = tuple([*ids, ids[-1] + 1] for ids in hit.pages)
-    return Hit(hit.num_tokens + cache.stride, pages)
+    blocks = tuple([*ids, ids[-1] + 1] for ids in hit.blocks)
+    return Hit(hit.num_tokens + cache.stride, blocks)
 
 
 def _beyond_the_limit(cache: Any, hit: Hit, prefix: Prefix, limit: int) -> Hit:
@@ -81,23 +81,23 @@ def _mixes_up_salts(base: type) -> type:
     return Lying
 
 
-def _keeps_names_of_evicted_pages(base: type) -> type:
+def _keeps_names_of_evicted_blocks(base: type) -> type:
     class Lying(base):  # type: ignore[misc]
-        def evict(self, group: int, num_pages: int, evictable: Callable[[int], bool]) -> list[int]:
+        def evict(self, group: int, num_blocks: int, evictable: Callable[[int], bool]) -> list[int]:
             kept = dict(self.names[group])
-            victims: list[int] = super().evict(group, num_pages, evictable)
+            victims: list[int] = super().evict(group, num_blocks, evictable)
             self.names[group] = kept
             return victims
 
     return Lying
 
 
-def _pages_of_others(cache: Any, new: Any, prefix: Prefix, pages: Any) -> Any:
+def _blocks_of_others(cache: Any, new: Any, prefix: Prefix, blocks: Any) -> Any:
     return [*new, (0, 63), (0, 0)]
 
 
-def _all_pages_again(cache: Any, new: Any, prefix: Prefix, pages: Any) -> Any:
-    return [(group, page) for group, ids in enumerate(pages) for page in ids if page]
+def _all_blocks_again(cache: Any, new: Any, prefix: Prefix, blocks: Any) -> Any:
+    return [(group, block) for group, ids in enumerate(blocks) for block in ids if block]
 
 
 def _raises(cache: Any, answer: Any, *arguments: Any) -> Any:
@@ -122,33 +122,33 @@ class Panicking:
         raise Panic
 
 
-JUNK: tuple[object, ...] = (None, 3, "pages", [(1.5, 2)], iter([(0, 1)]))
+JUNK: tuple[object, ...] = (None, 3, "blocks", [(1.5, 2)], iter([(0, 1)]))
 
 LIES: dict[str, Lie] = {
-    "claims any pages": instead("match", _any_pages),
+    "claims any blocks": instead("match", _any_blocks),
     "claims other lengths": instead("match", _other_length),
-    "claims what is not written yet": instead("match", _one_page_more),
+    "claims what is not written yet": instead("match", _one_block_more),
     "claims beyond the limit": instead("match", _beyond_the_limit),
     "mixes up salts": _mixes_up_salts,
-    "keeps names of evicted pages": _keeps_names_of_evicted_pages,
-    "references pages it was not given": instead("publish", _pages_of_others),
-    "references pages again and again": instead("publish", _all_pages_again),
+    "keeps names of evicted blocks": _keeps_names_of_evicted_blocks,
+    "references blocks it was not given": instead("publish", _blocks_of_others),
+    "references blocks again and again": instead("publish", _all_blocks_again),
     "references a group that is none": instead("publish", lambda *_: [(7, 1), (-1, 1)]),
-    "evicts a page twice": instead("evict", lambda cache, pages, *_: [*pages, *pages]),
+    "evicts a block twice": instead("evict", lambda cache, blocks, *_: [*blocks, *blocks]),
     "evicts more than was asked": instead(
-        "evict", lambda cache, pages, group, *_: [*pages, *cache.names[group].values()]
+        "evict", lambda cache, blocks, group, *_: [*blocks, *cache.names[group].values()]
     ),
-    "evicts pages of running sequences": instead(
+    "evicts blocks of running sequences": instead(
         "evict",
-        lambda cache, pages, group, num_pages, evictable: [
-            page for page in range(1, 40) if not evictable(page)
-        ][:num_pages],
+        lambda cache, blocks, group, num_blocks, evictable: [
+            block for block in range(1, 40) if not evictable(block)
+        ][:num_blocks],
     ),
-    "evicts the page of nobody": instead("evict", lambda *_: [0]),
-    "evicts pages that are none": instead("evict", lambda *_: [-1]),
-    "evicts pages past the last": instead("evict", lambda *_: [10**9]),
+    "evicts the block of nobody": instead("evict", lambda *_: [0]),
+    "evicts blocks that are none": instead("evict", lambda *_: [-1]),
+    "evicts blocks past the last": instead("evict", lambda *_: [10**9]),
     "evicts nothing": instead("evict", lambda *_: []),
-    "evicts one at a time": instead("evict", lambda cache, pages, *_: pages[:1]),
+    "evicts one at a time": instead("evict", lambda cache, blocks, *_: blocks[:1]),
     **{f"{method} raises": instead(method, _raises) for method in METHODS},
     **{f"{method} exits": instead(method, _exits) for method in METHODS},
     **{f"{method} panics": instead(method, _panics) for method in METHODS},
@@ -186,7 +186,7 @@ def serve_in_rounds(engine: Any, expected: Expected, **params: Any) -> None:
             assert outputs[name, index].token_ids == expected(prompt, 12, index=index), name
 
 
-def assert_every_page_comes_back(engine: Any) -> None:
+def assert_every_block_comes_back(engine: Any) -> None:
     for ledger in engine.core.ledger():
         assert ledger.free + ledger.cached == ledger.total
     engine.core.reset_prefix_cache()
@@ -196,7 +196,7 @@ def assert_every_page_comes_back(engine: Any) -> None:
 
 @pytest.mark.parametrize("pause_s", [0.0, 300.0], ids=["tried again at once", "cut off"])
 @pytest.mark.parametrize("lie", LIES)
-def test_no_lie_changes_a_token_or_costs_a_page(
+def test_no_lie_changes_a_token_or_costs_a_block(
     bench: Make,
     dict_cache: Any,
     expected: Expected,
@@ -208,7 +208,7 @@ def test_no_lie_changes_a_token_or_costs_a_page(
     listening = Listening()
     engine = bench(cache=LIES[lie](dict_cache), num_blocks=40, observers=(listening,))
     serve_in_rounds(engine, expected)
-    assert_every_page_comes_back(engine)
+    assert_every_block_comes_back(engine)
     if lie not in TRUE_OR_NEVER_ASKED:
         assert listening.errors, "the lie was never told"
         assert "prefix_cache 'Lying' is cut off" in listening.errors[0].message
@@ -217,8 +217,8 @@ def test_no_lie_changes_a_token_or_costs_a_page(
         assert [cut_off.part for cut_off in engine.core.cut_off] == ["prefix_cache"]
 
 
-@pytest.mark.parametrize("lie", ["evicts nothing", "evicts a page twice", "publish raises"])
-def test_lies_cost_no_page_of_a_window_or_a_draft(
+@pytest.mark.parametrize("lie", ["evicts nothing", "evicts a block twice", "publish raises"])
+def test_lies_cost_no_block_of_a_window_or_a_draft(
     bench: Make, dict_cache: Any, expected: Expected, monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
     monkeypatch.setattr(breaker_module, "FIRST_PAUSE_S", 0.0)
@@ -231,7 +231,7 @@ def test_lies_cost_no_page_of_a_window_or_a_draft(
         num_speculative_tokens=3,
     )
     serve_in_rounds(engine, expected, n=2)
-    assert_every_page_comes_back(engine)
+    assert_every_block_comes_back(engine)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_true_cache_is_never_cut_off(
     engine = bench(cache=dict_cache, observers=(listening,), **layout)
     serve_in_rounds(engine, expected)
     assert not listening.errors and not listening.changes
-    assert_every_page_comes_back(engine)
+    assert_every_block_comes_back(engine)
     assert not engine.core.cut_off
 
 
@@ -275,15 +275,15 @@ class Moody:
 
 
 CALLS: list[tuple[str, Callable[..., Any]]] = [
-    ("match", _any_pages),
+    ("match", _any_blocks),
     ("match", _other_length),
-    ("match", _one_page_more),
-    ("publish", _pages_of_others),
-    ("publish", _all_pages_again),
+    ("match", _one_block_more),
+    ("publish", _blocks_of_others),
+    ("publish", _all_blocks_again),
     ("publish", lambda *_: []),
-    ("evict", lambda cache, pages, *_: [*pages, *pages]),
+    ("evict", lambda cache, blocks, *_: [*blocks, *blocks]),
     ("evict", lambda *_: []),
-    ("evict", lambda cache, pages, *_: pages[:1]),
+    ("evict", lambda cache, blocks, *_: blocks[:1]),
     *((method, _raises) for method in METHODS),
 ]
 
@@ -301,7 +301,7 @@ def test_no_mixture_of_lies_does(
         max_num_batched_tokens=chance.choice([8, 32, 64]),
     )
     serve_in_rounds(engine, expected)
-    assert_every_page_comes_back(engine)
+    assert_every_block_comes_back(engine)
 
 
 @pytest.mark.timing
@@ -326,8 +326,8 @@ def test_a_cache_that_mends_its_ways_serves_again(
     class Stumbling(dict_cache):  # type: ignore[misc]
         num_stumbles = 1
 
-        def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-            new: list[tuple[int, int]] = super().publish(prefix, pages)
+        def publish(self, prefix: Prefix, blocks: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+            new: list[tuple[int, int]] = super().publish(prefix, blocks)
             if self.num_stumbles:
                 self.num_stumbles -= 1
                 raise ValueError("oops")
@@ -341,4 +341,4 @@ def test_a_cache_that_mends_its_ways_serves_again(
         assert engine.run()[f"{turn}", 0].token_ids == expected(range(1, 20), 5)
     assert [change.is_open for change in listening.changes] == [True, False]
     assert engine.outputs["2", 0].last.num_cached_tokens == 16
-    assert_every_page_comes_back(engine)
+    assert_every_block_comes_back(engine)

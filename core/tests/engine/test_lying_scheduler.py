@@ -1,4 +1,4 @@
-"""A scheduler that is wrong can cost time, never a token, a page or the engine's going on: the builder
+"""A scheduler that is wrong can cost time, never a token, a block or the engine's going on: the builder
 holds the truth, and the built-in policy plans where the scheduler errs."""
 
 from __future__ import annotations

@@ -41,9 +41,9 @@ def _recording(base: type) -> type:
         def use(self, prefix: Prefix, num_tokens: int) -> None:
             self.used.append((num_tokens, prefix.priority))
 
-        def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> Any:
+        def publish(self, prefix: Prefix, blocks: Sequence[Sequence[int]]) -> Any:
             self.published.append((len(prefix.token_ids), prefix.priority))
-            return super().publish(prefix, pages)
+            return super().publish(prefix, blocks)
 
     return Cache
 
@@ -112,12 +112,12 @@ def test_a_preempted_sequence_finds_what_it_had_computed(
     assert output.token_ids == expected(PROMPT, 14)
     assert output.last.num_cached_tokens == 0, "of what it found at first"
     num_computed = sum(int(batch.num_tokens.sum()) for batch in engine.worker.batches)
-    # 38 of its tokens had KV when it was preempted; nine pages of four of them were full.
+    # 38 of its tokens had KV when it was preempted; nine blocks of four of them were full.
     assert num_computed == 30 + (30 + 13) + (38 - 36)
 
 
 def _evict_within_a_plan(bench: Make, cache: type, expected: Expected, ask: bool) -> Listening:
-    """One plan in which a sequence takes a page whose name another one hopes for."""
+    """One plan in which a sequence takes a block whose name another one hopes for."""
 
     class Asking(FCFS):
         def plan(self, queue: QueueView, step: StepBuilder) -> None:
@@ -149,7 +149,7 @@ def _evict_within_a_plan(bench: Make, cache: type, expected: Expected, ask: bool
 
 
 @pytest.mark.parametrize("ask", [False, True])
-def test_a_page_given_away_in_this_plan_is_no_hit(
+def test_a_block_given_away_in_this_plan_is_no_hit(
     bench: Make, dict_cache: Any, expected: Expected, ask: bool
 ) -> None:
     assert not _evict_within_a_plan(bench, dict_cache, expected, ask).errors
@@ -160,9 +160,9 @@ def test_nor_is_it_where_the_cache_says_so(
     bench: Make, dict_cache: Any, expected: Expected, ask: bool
 ) -> None:
     class Lying(dict_cache):  # type: ignore[misc]
-        def evict(self, group: int, num_pages: int, evictable: Callable[[int], bool]) -> Any:
+        def evict(self, group: int, num_blocks: int, evictable: Callable[[int], bool]) -> Any:
             kept = dict(self.names[group])
-            victims = super().evict(group, num_pages, evictable)
+            victims = super().evict(group, num_blocks, evictable)
             self.names[group] = kept
             return victims
 
@@ -172,7 +172,7 @@ def test_nor_is_it_where_the_cache_says_so(
 def test_what_was_computed_while_the_cache_was_cut_off_may_be_named_later(
     bench: Make, dict_cache: Any, expected: Expected
 ) -> None:
-    """The engine goes on noting what pages hold, so that no true hit is taken for a lie."""
+    """The engine goes on noting what blocks hold, so that no true hit is taken for a lie."""
     listening = Listening()
     engine = bench(cache=dict_cache, observers=(listening,))
     guarded = engine.core._parts.prefix_cache

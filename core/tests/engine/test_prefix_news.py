@@ -11,7 +11,7 @@ import pytest
 from pegboard.engine.prefix_news import PrefixNews
 from pegboard.errors import EngineError
 from pegboard.interfaces.kv_allocator import Growth, KVLedger
-from pegboard.interfaces.observer import Event, LoadChanged, Observer, PagesNamed
+from pegboard.interfaces.observer import BlocksNamed, Event, LoadChanged, Observer
 
 Make = Callable[..., Any]
 Expected = Callable[..., tuple[int, ...]]
@@ -23,7 +23,7 @@ class Following(Observer):
 
     def __init__(self) -> None:
         self.names: set[Name] = set()
-        self.events: list[PagesNamed] = []
+        self.events: list[BlocksNamed] = []
         self.num_evicted = 0
         self.told: list[type] = []
         self.ledgers: list[tuple[KVLedger, ...]] = []
@@ -32,7 +32,7 @@ class Following(Observer):
         self.told.append(type(event))
         if isinstance(event, LoadChanged):
             self.ledgers.append(event.kv)
-        if not isinstance(event, PagesNamed):
+        if not isinstance(event, BlocksNamed):
             return
         self.events.append(event)
         assert event.number == len(self.events)
@@ -79,7 +79,7 @@ def test_who_follows_the_events_knows_the_names(
     assert following.num_evicted > 10, "the pool was too large for this test"
 
 
-def test_a_digest_says_all_tokens_up_to_the_pages_end(bench: Make, dict_cache: Any) -> None:
+def test_a_digest_says_all_tokens_up_to_the_blocks_end(bench: Make, dict_cache: Any) -> None:
     def names(prompt: list[int]) -> set[Name]:
         following = Following()
         engine = bench(cache=dict_cache, observers=(following,))
@@ -102,7 +102,7 @@ def test_an_idle_engine_tells_of_a_reset_at_once(bench: Make, dict_cache: Any) -
     before = set(following.names)
     assert before
     engine.core.reset_prefix_cache()
-    assert following.told[-2:] == [PagesNamed, LoadChanged] and following.events[-1].cleared
+    assert following.told[-2:] == [BlocksNamed, LoadChanged] and following.events[-1].cleared
     assert following.ledgers[-1] == engine.core.ledger()
     assert not following.names and num_names(engine.cache) == [0]
     assert engine.core.ledger()[0].free == engine.core.ledger()[0].total
@@ -166,7 +166,7 @@ def test_who_is_called_by_a_step_cannot_reset(bench: Make, dict_cache: Any) -> N
     engine = bench(cache=dict_cache, observers=(meddling,))
     engine.add("a", range(20), max_tokens=3)
     engine.run()
-    assert PagesNamed in meddling.told
+    assert BlocksNamed in meddling.told
 
 
 def test_a_closed_engine_is_not_reset(bench: Make, dict_cache: Any) -> None:
@@ -176,15 +176,15 @@ def test_a_closed_engine_is_not_reset(bench: Make, dict_cache: Any) -> None:
         engine.core.reset_prefix_cache()
 
 
-def test_a_name_that_moves_to_another_page_is_no_news() -> None:
+def test_a_name_that_moves_to_another_block_is_no_news() -> None:
     digests = {1: b"x" * 16}
     news = PrefixNews(1, is_heard=True)
 
-    def hand_out(page: int) -> None:
-        news.handed_out(Growth((((0, page),),), ((),)), lambda group, page: digests.get(page))
+    def hand_out(block: int) -> None:
+        news.handed_out(Growth((((0, block),),), ((),)), lambda group, block: digests.get(block))
 
     news.stored(0, 1, digests[1])
-    assert news.take() == PagesNamed(1, stored=((0, b"x" * 16),))
+    assert news.take() == BlocksNamed(1, stored=((0, b"x" * 16),))
     hand_out(1)
     news.stored(0, 2, b"x" * 16)
     assert news.take() is None
@@ -192,7 +192,7 @@ def test_a_name_that_moves_to_another_page_is_no_news() -> None:
     hand_out(1)
     assert news.take() is None
     hand_out(2)
-    assert news.take() == PagesNamed(2, evicted=((0, b"x" * 16),))
+    assert news.take() == BlocksNamed(2, evicted=((0, b"x" * 16),))
 
 
 def test_nothing_is_collected_for_nobody() -> None:

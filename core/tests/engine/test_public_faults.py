@@ -28,43 +28,43 @@ PRIORITY = "plugins/schedulers/tests/test_priority.py"
 
 POSED: dict[int, tuple[str, ...]] = {
     # Leaks, double frees, aliasing.
-    1: ("test_pages_that_several_hold_are_counted_once",),
+    1: ("test_blocks_that_several_hold_are_counted_once",),
     2: (
-        "test_an_end_within_a_verified_span_frees_each_page_once",
+        "test_an_end_within_a_verified_span_frees_each_block_once",
         f"{ENGINE}/test_core.py::test_tokens_after_a_stop_are_dropped_from_a_verified_span",
     ),
     3: (
-        "test_pages_that_left_a_window_serve_others",
-        f"{ALLOCATORS}::test_no_page_in_sight_of_a_window_is_handed_out_again",
+        "test_blocks_that_left_a_window_serve_others",
+        f"{ALLOCATORS}::test_no_block_in_sight_of_a_window_is_handed_out_again",
     ),
     4: (
         "test_a_plan_that_fails_half_way_holds_nothing",
         f"{ALLOCATORS}::test_all_groups_or_nothing",
         f"{ALLOCATORS}::test_a_failed_transaction_leaves_nothing",
     ),
-    5: ("test_a_preempted_hit_that_ends_within_a_page_leaks_nothing",),
+    5: ("test_a_preempted_hit_that_ends_within_a_block_leaks_nothing",),
     6: (
         f"{ENGINE}/test_prefix_news.py"
         "::test_a_sequence_preempted_after_a_reset_is_computed_and_named_anew",
     ),
-    7: ("test_the_page_that_has_the_name_is_the_one_that_is_kept",),
+    7: ("test_the_block_that_has_the_name_is_the_one_that_is_kept",),
     8: (
-        f"{ENGINE}/test_prefix_cache_use.py::test_a_page_given_away_in_this_plan_is_no_hit",
+        f"{ENGINE}/test_prefix_cache_use.py::test_a_block_given_away_in_this_plan_is_no_hit",
         "plugins/prefix_cache/tests/test_eviction.py"
-        "::test_names_are_gone_before_their_pages_return",
+        "::test_names_are_gone_before_their_blocks_return",
     ),
-    10: (f"{ALLOCATORS}::test_pinned_pages_outlive_their_sequence",),
+    10: (f"{ALLOCATORS}::test_pinned_blocks_outlive_their_sequence",),
     11: (
         f"{ALLOCATORS}::test_pins_end_at_their_deadline",
         f"{ALLOCATORS}::test_fence_frees_what_older_steps_held",
     ),
     12: (f"{ENGINE}/test_core.py::test_abort_in_every_state",),
-    13: ("test_one_preempted_at_the_end_of_its_prompt_leaves_the_prompts_pages",),
+    13: ("test_one_preempted_at_the_end_of_its_prompt_leaves_the_prompts_blocks",),
     # Hangs and livelocks.
     14: (f"{ENGINE}/test_core.py::test_a_refusal_for_lack_of_kv_says_the_numbers",),
     15: ("test_two_that_begin_with_hits_do_not_keep_each_other_from_the_rest",),
     16: (
-        f"{ENGINE}/test_step_builder.py::test_preempting_gives_back_tokens_rows_and_pages_at_once",
+        f"{ENGINE}/test_step_builder.py::test_preempting_gives_back_tokens_rows_and_blocks_at_once",
         f"{ALLOCATORS}::test_release_waits_for_the_fence",
     ),
     17: (f"{ENGINE}/test_core.py::test_a_queue_that_never_moves_is_failed_with_the_ledger",),
@@ -83,7 +83,7 @@ POSED: dict[int, tuple[str, ...]] = {
     26: ("test_after_a_preemption_each_step_brings_everybody_a_token",),
     # Order and accounting.
     27: (
-        f"{ENGINE}/test_step_builder.py::test_preempting_gives_back_tokens_rows_and_pages_at_once",
+        f"{ENGINE}/test_step_builder.py::test_preempting_gives_back_tokens_rows_and_blocks_at_once",
     ),
     28: ("test_a_preempted_sequence_keeps_its_place",),
     29: (
@@ -97,18 +97,18 @@ POSED: dict[int, tuple[str, ...]] = {
     # Wrong outputs.
     31: ("test_a_prompt_preempted_half_way_poisons_no_prefix",),
     32: (
-        "test_pinned_pages_of_a_preempted_sequence_stay",
-        f"{ENGINE}/test_invariance.py::test_pinned_pages_are_copied_before_a_sequence_goes_on",
+        "test_pinned_blocks_of_a_preempted_sequence_stay",
+        f"{ENGINE}/test_invariance.py::test_pinned_blocks_are_copied_before_a_sequence_goes_on",
     ),
     33: (
-        f"{ALLOCATORS}::test_all_pages_but_page_zero_are_handed_out",
-        "core/pegboard/testing/attention.py::test_only_the_rows_own_pages_are_written",
+        f"{ALLOCATORS}::test_all_blocks_but_block_zero_are_handed_out",
+        "core/pegboard/testing/attention.py::test_only_the_rows_own_blocks_are_written",
     ),
     35: (
         f"{ENGINE}/test_core.py::test_salts_share_no_kv_and_tenants_do",
         "core/pegboard/testing/kv_transfer.py::test_fingerprints_are_kept_apart",
     ),
-    36: ("test_slots_for_drafts_cost_no_page_that_is_needed",),
+    36: ("test_slots_for_drafts_cost_no_block_that_is_needed",),
     37: (
         "core/pegboard/testing/attention.py::test_entries_that_are_not_a_rows_may_be_anything",
         "core/tests/runner/test_runner.py::test_a_resumed_sequence_goes_on_with_the_same_tokens",
@@ -188,12 +188,12 @@ def _preempting(victims: list[int]) -> Callable[[SchedulerContext], Scheduler]:
 
 
 def _all_free(engine: Any) -> bool:
-    """Whether every page is free once the cache has given up its names."""
+    """Whether every block is free once the cache has given up its names."""
     engine.core.reset_prefix_cache()
     return all(ledger.free == ledger.total for ledger in engine.core.ledger())
 
 
-def test_pages_that_several_hold_are_counted_once(bench: Make, dict_cache: Any) -> None:
+def test_blocks_that_several_hold_are_counted_once(bench: Make, dict_cache: Any) -> None:
     engine = bench(cache=dict_cache)
     engine.add("first", PROMPT, max_tokens=1)
     engine.run()
@@ -202,14 +202,14 @@ def test_pages_that_several_hold_are_counted_once(bench: Make, dict_cache: Any) 
         engine.add(name, PROMPT, max_tokens=2)
     engine.step()
     (ledger,) = engine.core.ledger()
-    # Both have the seven pages and one of their own; the cache's are theirs too.
+    # Both have the seven blocks and one of their own; the cache's are theirs too.
     assert (ledger.held, ledger.cached, ledger.free) == (9, 0, 55)
     engine.run()
     (ledger,) = engine.core.ledger()
     assert (ledger.held, ledger.cached, ledger.free) == (0, 7, 57)
 
 
-def test_an_end_within_a_verified_span_frees_each_page_once(
+def test_an_end_within_a_verified_span_frees_each_block_once(
     bench: Make, expected: Expected
 ) -> None:
     tokens = expected(PROMPT, 20)
@@ -225,7 +225,7 @@ def test_an_end_within_a_verified_span_frees_each_page_once(
         assert engine.core.ledger()[0].free == 64
 
 
-def test_pages_that_left_a_window_serve_others(bench: Make, expected: Expected) -> None:
+def test_blocks_that_left_a_window_serve_others(bench: Make, expected: Expected) -> None:
     engine = bench(
         block_sizes=(4, 1),
         windows=(None, 5),
@@ -266,7 +266,7 @@ def test_a_plan_that_fails_half_way_holds_nothing(bench: Make, expected: Expecte
 
 
 @pytest.mark.parametrize("block_size", [2, 4, 7, 16])
-def test_a_preempted_hit_that_ends_within_a_page_leaks_nothing(
+def test_a_preempted_hit_that_ends_within_a_block_leaks_nothing(
     bench: Make, expected: Expected, dict_cache: Any, block_size: int
 ) -> None:
     victims = [-1] * 2 + [1, -1, -1] * 6
@@ -293,7 +293,7 @@ class Impatient(Scheduler):
             step.add(seq, seq.num_pending)
 
 
-def test_the_page_that_has_the_name_is_the_one_that_is_kept(
+def test_the_block_that_has_the_name_is_the_one_that_is_kept(
     bench: Make, expected: Expected, dict_cache: Any
 ) -> None:
     engine = bench(cache=dict_cache, scheduler=Impatient, num_blocks=33)
@@ -302,7 +302,7 @@ def test_the_page_that_has_the_name_is_the_one_that_is_kept(
     engine.step()
     assert engine.core.ledger()[0].held == 16, "each computed all of it"
     engine.run()
-    # The twin ended first. Its pages are used by others now; the named ones are not.
+    # The twin ended first. Its blocks are used by others now; the named ones are not.
     assert engine.core.ledger()[0].cached == 9
     engine.add("other", [90, *PROMPT, *PROMPT], max_tokens=20)
     engine.run()
@@ -312,7 +312,7 @@ def test_the_page_that_has_the_name_is_the_one_that_is_kept(
     assert _all_free(engine)
 
 
-def test_one_preempted_at_the_end_of_its_prompt_leaves_the_prompts_pages(
+def test_one_preempted_at_the_end_of_its_prompt_leaves_the_prompts_blocks(
     bench: Make, expected: Expected, dict_cache: Any
 ) -> None:
     # Ten tokens a step beside the first one's: the victim's prompt would be done in the third.
@@ -331,7 +331,7 @@ def test_one_preempted_at_the_end_of_its_prompt_leaves_the_prompts_pages(
 def test_two_that_begin_with_hits_do_not_keep_each_other_from_the_rest(
     bench: Make, expected: Expected, dict_cache: Any
 ) -> None:
-    """Sixteen pages: five of each hit, and either of them needs fifteen in the end."""
+    """Sixteen blocks: five of each hit, and either of them needs fifteen in the end."""
     engine = bench(cache=dict_cache, num_blocks=17, max_num_batched_tokens=8)
     prompts = {name: [start + i for i in range(20)] for name, start in (("a", 0), ("b", 40))}
     for name, prompt in prompts.items():
@@ -346,7 +346,7 @@ def test_two_that_begin_with_hits_do_not_keep_each_other_from_the_rest(
 
 
 def test_a_window_pool_for_one_serves_many(bench: Make, expected: Expected) -> None:
-    """A window of five and a step of four need eight tokens, in three pages at most."""
+    """A window of five and a step of four need eight tokens, in three blocks at most."""
     engine = bench(windows=(5,), num_blocks=4, max_num_batched_tokens=4, max_num_seqs=4)
     for name in "abcd":
         engine.add(name, PROMPT, max_tokens=20)
@@ -415,7 +415,7 @@ def test_a_preempted_sequence_keeps_its_place(bench: Make) -> None:
 def test_a_prompt_preempted_half_way_poisons_no_prefix(
     bench: Make, expected: Expected, dict_cache: Any
 ) -> None:
-    """Its pages are named as they are filled, given back, and found by itself and by others."""
+    """Its blocks are named as they are filled, given back, and found by itself and by others."""
     prompt = list(range(50))
     engine = bench(
         cache=dict_cache,
@@ -439,14 +439,14 @@ def test_a_prompt_preempted_half_way_poisons_no_prefix(
     assert _all_free(engine)
 
 
-def test_pinned_pages_of_a_preempted_sequence_stay(bench: Make, expected: Expected) -> None:
+def test_pinned_blocks_of_a_preempted_sequence_stay(bench: Make, expected: Expected) -> None:
     engine = bench(scheduler=_preempting([-1] * 5 + [1]), num_blocks=25)
     engine.add("first", [7], max_tokens=30)
     engine.add("victim", PROMPT, max_tokens=20)
     for _ in range(5):
         engine.step()
-    (pages,) = engine.allocator.pin("transfer", 2, deadline=0.0)
-    pinned = {key: value for key, value in engine.worker.kv[0].items() if key[0] in pages}
+    (blocks,) = engine.allocator.pin("transfer", 2, deadline=0.0)
+    pinned = {key: value for key, value in engine.worker.kv[0].items() if key[0] in blocks}
     assert len(pinned) == 30 + 4
     engine.step()
     engine.add("takes what is free", [80] * 10, max_tokens=3)
@@ -456,7 +456,7 @@ def test_pinned_pages_of_a_preempted_sequence_stay(bench: Make, expected: Expect
 
 
 @pytest.mark.parametrize("windows", [(None,), (3,), (None, 3)])
-def test_slots_for_drafts_cost_no_page_that_is_needed(
+def test_slots_for_drafts_cost_no_block_that_is_needed(
     bench: Make, expected: Expected, windows: tuple[int | None, ...]
 ) -> None:
     for length in range(1, 10):

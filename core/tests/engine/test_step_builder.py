@@ -61,7 +61,7 @@ def test_requests_for_tokens_are_cut_and_second_entries_refused(bench: Make) -> 
     engine.run()
 
 
-def test_preempting_gives_back_tokens_rows_and_pages_at_once(
+def test_preempting_gives_back_tokens_rows_and_blocks_at_once(
     bench: Make, expected: Expected
 ) -> None:
     def admit(queue: QueueView, step: StepBuilder) -> None:
@@ -155,7 +155,7 @@ def test_a_reserve_that_does_not_fit_admits_nothing(bench: Make) -> None:
     assert engine.core.ledger()[0].held == 7
 
 
-def test_rejected_drafts_leave_no_pages_behind(bench: Make) -> None:
+def test_rejected_drafts_leave_no_blocks_behind(bench: Make) -> None:
     engine = bench(block_sizes=(1,), num_speculative_tokens=5, max_model_len=60)
     engine.add("a", [1, 2, 3], max_tokens=50)
     while engine.core.has_work():

@@ -19,30 +19,30 @@ Expected = Callable[..., tuple[int, ...]]
 def test_a_long_hit_fits_a_pool_that_holds_a_window(
     bench: Make, dict_cache: Any, expected: Expected, windows: Any, num_blocks: Any
 ) -> None:
-    """With one token a page, a hit of 40 tokens names more pages than a window group has."""
+    """With one token a block, a hit of 40 tokens names more blocks than a window group has."""
 
     class Cache(dict_cache):  # type: ignore[misc]
         def match(self, prefix: Prefix, limit: int) -> Hit:
-            """Pages before the window need not be known."""
+            """Blocks before the window need not be known."""
             tokens = tuple(prefix.token_ids.tolist())
             for num_tokens in range(limit, 0, -1):
-                pages = [
+                blocks = [
                     [names.get((prefix.salt, tokens[:end]), 0) for end in range(1, num_tokens + 1)]
                     for names in self.names
                 ]
                 seen = [num_tokens if window is None else window - 1 for window in windows]
                 if all(
                     all(group[num_tokens - n if n else num_tokens :])
-                    for group, n in zip(pages, seen, strict=True)
+                    for group, n in zip(blocks, seen, strict=True)
                 ):
-                    return Hit(num_tokens, tuple(pages))
+                    return Hit(num_tokens, tuple(blocks))
             return Hit(0, tuple(() for _ in self.names))
 
-        def evict(self, group: int, num_pages: int, evictable: Callable[[int], bool]) -> list[int]:
+        def evict(self, group: int, num_blocks: int, evictable: Callable[[int], bool]) -> list[int]:
             """Beginnings first: a window needs none."""
             names = self.names[group]
             keys = sorted(names, key=lambda key: len(key[1]))
-            victims = [key for key in keys if evictable(names[key])][:num_pages]
+            victims = [key for key in keys if evictable(names[key])][:num_blocks]
             return [names.pop(key) for key in victims]
 
     engine = bench(
@@ -72,9 +72,9 @@ def test_a_hit_that_cannot_be_grown_is_a_miss(
     engine.run()
     grow, adopted = engine.allocator.grow, set()
 
-    def adopt(owner: int, pages: Any) -> None:
+    def adopt(owner: int, blocks: Any) -> None:
         adopted.add(owner)
-        type(engine.allocator).adopt(engine.allocator, owner, pages)
+        type(engine.allocator).adopt(engine.allocator, owner, blocks)
 
     def release(owner: int, after_step: int | None = None) -> None:
         adopted.discard(owner)

@@ -98,7 +98,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class DenseAttention(AttentionBackend):
-    """Attention of one whole sequence, without pages: torch's own, under a band mask."""
+    """Attention of one whole sequence, without blocks: torch's own, under a band mask."""
 
     def __init__(self, shape: ModelShape, rotary: RotaryKernel) -> None:
         self._shape = shape

@@ -20,7 +20,7 @@ name = "{name}"
 
 [[provides]]
 interface = "prefix_cache"
-version = 0
+version = 1
 name = "sharer"
 summary = "A cache of the test"
 priority = 99
@@ -30,7 +30,7 @@ features = ["kv_allocator.sharing"]
 
 [[provides]]
 interface = "kv_allocator"
-version = 0
+version = 1
 name = "private"
 summary = "An allocator of the test"
 """
@@ -38,7 +38,7 @@ summary = "An allocator of the test"
 
 @pytest.fixture
 def sharer(install: Install) -> None:
-    """A prefix cache `sharer`, and an allocator `private` that shares no pages."""
+    """A prefix cache `sharer`, and an allocator `private` that shares no blocks."""
     install("sharer", MANIFEST)
 
 

@@ -57,7 +57,7 @@ ALLOCATOR = """# /// pegboard
 # name = "mine"
 # [[provides]]
 # interface = "kv_allocator"
-# version = 0
+# version = 1
 # name = "mine"
 # summary = "A proxy that fails once it was looked at"
 # promises = ["sharing"]

@@ -140,11 +140,11 @@ class HostRow:
     num_prompt: int
     computed: int = 0
     held: int = 0
-    pages: list[list[int]] = field(default_factory=list)
+    blocks: list[list[int]] = field(default_factory=list)
 
 
 class Host:
-    """Keeps rows and pages; every method that says `step` runs one."""
+    """Keeps rows and blocks; every method that says `step` runs one."""
 
     def __init__(self, runner: Runner, groups: Sequence[KVGroup]) -> None:
         self.runner = runner
@@ -164,26 +164,26 @@ class Host:
         tokens = list(tokens)
         params = {"temperature": 0.0, "seed": 7, **params}
         num_prompt = params.pop("num_prompt_tokens", len(tokens))
-        self.rows[row] = HostRow(tokens, num_prompt, pages=[[] for _ in self.groups])
+        self.rows[row] = HostRow(tokens, num_prompt, blocks=[[] for _ in self.groups])
         self._admitted.append(
             RowAdmission(row=row, token_ids=ints(tokens), num_prompt_tokens=num_prompt, **params)
         )
 
     def release(self, row: int) -> None:
         sequence = self.rows.pop(row)
-        for free, pages in zip(self._free, sequence.pages, strict=True):
-            free.extend(pages)
+        for free, blocks in zip(self._free, sequence.blocks, strict=True):
+            free.extend(blocks)
         self._released.append(RowRelease(row, len(sequence.tokens)))
 
     def fork(self, row: int, child: int, **params: Any) -> None:
-        """Admits a child with a copy of the row's pages."""
+        """Admits a child with a copy of the row's blocks."""
         parent = self.rows[row]
         self.admit(child, parent.tokens, num_prompt_tokens=parent.num_prompt, **params)
         self.rows[child].computed = parent.computed
-        for g, pages in enumerate(parent.pages):
-            for page in pages:
-                self._updates[g]["copy_from"].append(page)
-                self._updates[g]["copy_to"].append(self._new_page(child, g))
+        for g, blocks in enumerate(parent.blocks):
+            for block in blocks:
+                self._updates[g]["copy_from"].append(block)
+                self._updates[g]["copy_to"].append(self._new_block(child, g))
 
     def step(
         self,
@@ -254,17 +254,17 @@ class Host:
 
     def _reserve(self, row: int, num_slots: int) -> None:
         for g, group in enumerate(self.groups):
-            while len(self.rows[row].pages[g]) * group.block_size < num_slots:
-                self._new_page(row, g)
+            while len(self.rows[row].blocks[g]) * group.block_size < num_slots:
+                self._new_block(row, g)
 
-    def _new_page(self, row: int, group: int) -> int:
-        page = self._free[group].pop()
-        pages = self.rows[row].pages[group]
+    def _new_block(self, row: int, group: int) -> int:
+        block = self._free[group].pop()
+        blocks = self.rows[row].blocks[group]
         self._updates[group]["rows"].append(row)
-        self._updates[group]["slots"].append(len(pages))
-        self._updates[group]["blocks"].append(page)
-        pages.append(page)
-        return page
+        self._updates[group]["slots"].append(len(blocks))
+        self._updates[group]["blocks"].append(block)
+        blocks.append(block)
+        return block
 
     def _clear(self) -> None:
         self._admitted, self._released = [], []

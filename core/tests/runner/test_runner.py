@@ -85,7 +85,7 @@ def test_a_released_row_leaves_nothing_behind(make_host: Any) -> None:
     assert generate(host, OTHER) == expected
 
 
-def test_a_fork_copies_pages_of_all_groups(make_host: Any) -> None:
+def test_a_fork_copies_blocks_of_all_groups(make_host: Any) -> None:
     expected = generate(make_host(), PROMPT, 14)
     host = make_host()
     host.admit(0, PROMPT)
@@ -234,7 +234,7 @@ def test_disagreement_with_the_host_is_an_error(make_host: Any) -> None:
         host.step({0: 2})
 
 
-def test_pages_of_another_encoding_are_refused(make_host: Any, monkeypatch: Any) -> None:
+def test_blocks_of_another_encoding_are_refused(make_host: Any, monkeypatch: Any) -> None:
     import msgspec
 
     host = make_host()
@@ -250,17 +250,17 @@ def test_pages_of_another_encoding_are_refused(make_host: Any, monkeypatch: Any)
         host.prefill([0])
 
 
-def test_checksums_are_of_a_pages_bytes_in_its_groups_layers(
+def test_checksums_are_of_a_blocks_bytes_in_its_groups_layers(
     make_host: Callable[..., Any],
 ) -> None:
     host = make_host()
     host.admit(0, PROMPT)
     host.prefill([0])
 
-    pages = list(range(1, 20))
+    blocks = list(range(1, 20))
 
     def checksums(group: int) -> list[int]:
-        found: list[int] = host.runner.call("page_checksums", group, pages)
+        found: list[int] = host.runner.call("block_checksums", group, blocks)
         return found
 
     before = [checksums(group) for group in (0, 1)]
@@ -270,16 +270,16 @@ def test_checksums_are_of_a_pages_bytes_in_its_groups_layers(
             last_byte = tensor[7].view(torch.uint8).view(-1)[-1]
             last_byte ^= 1
             changed = [a != b for a, b in zip(before[group], checksums(group), strict=True)]
-            assert changed == [page == 7 for page in pages]
+            assert changed == [block == 7 for block in blocks]
             assert checksums(1 - group) == before[1 - group]
             last_byte ^= 1
     assert [checksums(group) for group in (0, 1)] == before
 
 
-@pytest.mark.parametrize("question", [("colour",), ("page_checksums",), ("memory", 1)])
+@pytest.mark.parametrize("question", [("colour",), ("block_checksums",), ("memory", 1)])
 def test_other_questions_are_refused(make_host: Callable[..., Any], question: Any) -> None:
     with pytest.raises(
-        EngineError, match=f"unknown question '{question[0]}'; allowed: memory, page_"
+        EngineError, match=f"unknown question '{question[0]}'; allowed: memory, block_"
     ):
         make_host().runner.call(*question)
 

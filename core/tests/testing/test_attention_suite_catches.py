@@ -118,7 +118,7 @@ CODERS: list[tuple[type[Codes], str, Test]] = [
 ]
 BACKENDS: list[tuple[MakeBackend, Test]] = [
     (OwnTokensAsTheyAre, Suite.test_layers_keep_their_own_kv),
-    (CopiesNoScales, Suite.test_copied_pages_continue_apart),
+    (CopiesNoScales, Suite.test_copied_blocks_continue_apart),
     (MovesNoScales, Suite.test_moves_read_before_they_write),
     (MovesNoScales, Suite.test_the_accepted_path_is_compacted),
     (without_static_scales, Suite.test_static_scales),
@@ -145,6 +145,6 @@ def test_wrong_codes(
 
 @pytest.mark.parametrize("encoding", ["int8", "fp8_e4m3"])
 @pytest.mark.parametrize(("make", "test"), BACKENDS)
-def test_wrong_pages(make: MakeBackend, test: Test, encoding: str) -> None:
+def test_wrong_blocks(make: MakeBackend, test: Test, encoding: str) -> None:
     with pytest.raises(AssertionError):
         test(suite(encoding), make)

@@ -25,7 +25,7 @@ from pegboard.step import StepBatch, StepResult
 from pegboard.testing.dict_cache import DictCache
 from pegboard.testing.executor import ExecutorContract
 from pegboard.testing.executor_worker import EchoWorker
-from pegboard.testing.kv_allocator import PinnedPagesContract, context, group
+from pegboard.testing.kv_allocator import PinnedBlocksContract, context, group
 from pegboard.testing.observer import ObserverContract
 from pegboard.testing.prefix_cache import PrefixCacheContract
 from pegboard.testing.scheduler import SchedulerContract
@@ -40,14 +40,14 @@ class LeakyAllocator(PagedAllocator):
 
 
 class GreedyAllocator(PagedAllocator):
-    """Hands out a page more than was asked for."""
+    """Hands out a block more than was asked for."""
 
     def grow(self, owner: Owner, num_tokens: int, lookahead: int = 0) -> Growth | None:
         return super().grow(owner, num_tokens, lookahead + 4)
 
 
 class BoastfulAllocator(PagedAllocator):
-    """Counts page 0."""
+    """Counts block 0."""
 
     def ledger(self) -> tuple[KVLedger, ...]:
         return tuple(
@@ -58,7 +58,7 @@ class BoastfulAllocator(PagedAllocator):
 
 @pytest.mark.parametrize("make", [LeakyAllocator, GreedyAllocator, BoastfulAllocator])
 def test_broken_allocators(make: Callable[[AllocatorContext], PagedAllocator]) -> None:
-    suite = PinnedPagesContract()
+    suite = PinnedBlocksContract()
     with pytest.raises(AssertionError):
         suite.test_release_waits_for_the_fence(make(context((group(4),), (11,))))
         suite.test_growing_appends_and_repeating_changes_nothing(make(context((group(4),), (11,))))
@@ -67,7 +67,7 @@ def test_broken_allocators(make: Callable[[AllocatorContext], PagedAllocator]) -
 
 def test_random_operations_find_a_broken_allocator() -> None:
     with pytest.raises((AssertionError, ExceptionGroup)):
-        PinnedPagesContract().test_random_operations_agree_with_sets(BoastfulAllocator)
+        PinnedBlocksContract().test_random_operations_agree_with_sets(BoastfulAllocator)
 
 
 class StubbornScheduler(FCFS):
@@ -124,37 +124,37 @@ class GreedyCache(DictCache):
 class RuthlessCache(DictCache):
     """Evicts what others reference."""
 
-    def evict(self, group: int, num_pages: int, evictable: Callable[[int], bool]) -> Sequence[int]:
-        return super().evict(group, num_pages, lambda page: True)
+    def evict(self, group: int, num_blocks: int, evictable: Callable[[int], bool]) -> Sequence[int]:
+        return super().evict(group, num_blocks, lambda block: True)
 
 
 class RootFirstCache(DictCache):
     """Evicts beginnings first, so that what follows is never found again."""
 
-    def evict(self, group: int, num_pages: int, evictable: Callable[[int], bool]) -> Sequence[int]:
+    def evict(self, group: int, num_blocks: int, evictable: Callable[[int], bool]) -> Sequence[int]:
         names = dict(reversed(self.names[group].items()))
         keys = sorted(names, key=lambda key: len(key[1]))
-        victims = [names[key] for key in keys if evictable(names[key])][:num_pages]
-        self.names[group] = {k: page for k, page in names.items() if page not in victims}
+        victims = [names[key] for key in keys if evictable(names[key])][:num_blocks]
+        self.names[group] = {k: block for k, block in names.items() if block not in victims}
         return victims
 
 
 class ClingingCache(DictCache):
-    """Keeps the names of pages that it gave back."""
+    """Keeps the names of blocks that it gave back."""
 
     def clear(self) -> Sequence[tuple[int, int]]:
         names = [dict(one) for one in self.names]
-        pages = super().clear()
+        blocks = super().clear()
         self.names = names
-        return pages
+        return blocks
 
 
 class DoubleCache(DictCache):
-    """References a page anew each time it is published."""
+    """References a block anew each time it is published."""
 
-    def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> Sequence[tuple[int, int]]:
-        super().publish(prefix, pages)
-        return [(group, page) for group, own in enumerate(pages) for page in own]
+    def publish(self, prefix: Prefix, blocks: Sequence[Sequence[int]]) -> Sequence[tuple[int, int]]:
+        super().publish(prefix, blocks)
+        return [(group, block) for group, own in enumerate(blocks) for block in own]
 
 
 def test_broken_caches() -> None:
@@ -176,7 +176,7 @@ def test_broken_caches() -> None:
 )
 def test_random_operations_find_a_broken_cache(broken: type[DictCache]) -> None:
     with pytest.raises((AssertionError, FlakyFailure, ExceptionGroup)):
-        PrefixCacheContract().test_random_operations_never_name_a_wrong_page(broken)
+        PrefixCacheContract().test_random_operations_never_name_a_wrong_block(broken)
 
 
 class BoldPolicy(FixedPolicy):

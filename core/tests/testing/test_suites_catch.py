@@ -61,7 +61,7 @@ class LeftoverAttention(TorchAttention):
 
 
 class ForgetfulAttention(TorchAttention):
-    """Does not copy pages."""
+    """Does not copy blocks."""
 
     def copy_blocks(self, group: int, source: torch.Tensor, target: torch.Tensor) -> None:
         pass
@@ -84,7 +84,7 @@ def test_broken_attention() -> None:
     with pytest.raises(AssertionError):
         suite.test_draft_trees(LeftoverAttention)
     with pytest.raises(AssertionError):
-        suite.test_copied_pages_continue_apart(ForgetfulAttention)
+        suite.test_copied_blocks_continue_apart(ForgetfulAttention)
     with pytest.raises(AssertionError):
         suite.test_moves_read_before_they_write(HastyAttention)
 

@@ -21,8 +21,8 @@ from pegboard.interfaces.prefix_cache import Prefix
 from pegboard.testing.kv_transfer import KVTransferContract, MakeTransfer
 
 KV = Sequence[Mapping[str, torch.Tensor]]
-Blocks = list[dict[str, torch.Tensor]]
-"""For each layer, tensors [num_pages, ...] by name."""
+Contents = list[dict[str, torch.Tensor]]
+"""For each layer, tensors [num_blocks, ...] by name."""
 
 STRIDE = 4
 """Tokens of the largest block of the suite's models."""
@@ -35,13 +35,13 @@ class Kept:
     Attributes:
         key: fingerprint and salt.
         tokens: of whole blocks.
-        read: what its pages hold; None until they are saved.
+        read: what its blocks hold; None until they are saved.
     """
 
     key: tuple[str, str]
     tokens: list[int]
     deadline: float
-    read: Callable[[], Blocks] | None = None
+    read: Callable[[], Contents] | None = None
 
 
 @dataclass
@@ -93,7 +93,7 @@ class MemoryHost(KVTransferHost):
 
 
 class MemoryWorker(KVTransferWorker):
-    """Copies pages into the store and out of it."""
+    """Copies blocks into the store and out of it."""
 
     def __init__(self, context: TransferContext, store: Store) -> None:
         self.groups = context.groups
@@ -103,33 +103,33 @@ class MemoryWorker(KVTransferWorker):
     def bind(self, kv: KV) -> None:
         self.kv = kv
 
-    def save(self, handle: str, pages: Sequence[Sequence[int]]) -> None:
-        blocks = self.copied(pages)
-        self.store.kept[handle].read = lambda: blocks
+    def save(self, handle: str, blocks: Sequence[Sequence[int]]) -> None:
+        contents = self.copied(blocks)
+        self.store.kept[handle].read = lambda: contents
 
-    def load(self, handle: str, pages: Sequence[Sequence[int]]) -> bool:
+    def load(self, handle: str, blocks: Sequence[Sequence[int]]) -> bool:
         kept = self.store.kept.get(handle)
         if kept is None or kept.read is None or self.is_late(kept):
             return False
-        for (layer, own), tensors in zip(self.layers(pages), kept.read(), strict=True):
-            for name, blocks in tensors.items():
-                self.kv[layer][name][own] = blocks[: len(own)]
+        for (layer, own), tensors in zip(self.layers(blocks), kept.read(), strict=True):
+            for name, tensor in tensors.items():
+                self.kv[layer][name][own] = tensor[: len(own)]
         return True
 
     def is_late(self, kept: Kept) -> bool:
         return time.monotonic() > kept.deadline
 
-    def layers(self, pages: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
+    def layers(self, blocks: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
         return [
             (layer, list(own))
-            for group, own in zip(self.groups, pages, strict=True)
+            for group, own in zip(self.groups, blocks, strict=True)
             for layer in group.layers
         ]
 
-    def copied(self, pages: Sequence[Sequence[int]]) -> Blocks:
+    def copied(self, blocks: Sequence[Sequence[int]]) -> Contents:
         return [
             {name: tensor[own].clone() for name, tensor in self.kv[layer].items()}
-            for layer, own in self.layers(pages)
+            for layer, own in self.layers(blocks)
         ]
 
 
@@ -210,8 +210,8 @@ class PromisingHost(MemoryHost):
 class OnceWorker(MemoryWorker):
     """Forgets what it has brought."""
 
-    def load(self, handle: str, pages: Sequence[Sequence[int]]) -> bool:
-        loaded = super().load(handle, pages)
+    def load(self, handle: str, blocks: Sequence[Sequence[int]]) -> bool:
+        loaded = super().load(handle, blocks)
         self.store.kept.pop(handle, None)
         return loaded
 
@@ -219,40 +219,40 @@ class OnceWorker(MemoryWorker):
 class BoastfulWorker(MemoryWorker):
     """Never fails."""
 
-    def load(self, handle: str, pages: Sequence[Sequence[int]]) -> bool:
-        return super().load(handle, pages) or True
+    def load(self, handle: str, blocks: Sequence[Sequence[int]]) -> bool:
+        return super().load(handle, blocks) or True
 
 
 class PlainWorker(MemoryWorker):
     """Knows keys and values alone."""
 
-    def copied(self, pages: Sequence[Sequence[int]]) -> Blocks:
-        return [{name: blocks[name] for name in "kv"} for blocks in super().copied(pages)]
+    def copied(self, blocks: Sequence[Sequence[int]]) -> Contents:
+        return [{name: tensors[name] for name in "kv"} for tensors in super().copied(blocks)]
 
 
 class CarelessWorker(MemoryWorker):
-    """Copies a page more."""
+    """Copies a block more."""
 
-    def load(self, handle: str, pages: Sequence[Sequence[int]]) -> bool:
-        loaded = super().load(handle, pages)
+    def load(self, handle: str, blocks: Sequence[Sequence[int]]) -> bool:
+        loaded = super().load(handle, blocks)
         if loaded:
-            self.kv[0]["k"][pages[0][-1] + 1] = 1.0
+            self.kv[0]["k"][blocks[0][-1] + 1] = 1.0
         return loaded
 
 
 class TakingWorker(MemoryWorker):
     """Clears what it has taken."""
 
-    def save(self, handle: str, pages: Sequence[Sequence[int]]) -> None:
-        super().save(handle, pages)
-        self.kv[0]["k"][list(pages[0])] = 0.0
+    def save(self, handle: str, blocks: Sequence[Sequence[int]]) -> None:
+        super().save(handle, blocks)
+        self.kv[0]["k"][list(blocks[0])] = 0.0
 
 
 class LazyWorker(MemoryWorker):
-    """Reads the other engine's pages when they are asked for, however late that is."""
+    """Reads the other engine's blocks when they are asked for, however late that is."""
 
-    def save(self, handle: str, pages: Sequence[Sequence[int]]) -> None:
-        self.store.kept[handle].read = lambda: self.copied(pages)
+    def save(self, handle: str, blocks: Sequence[Sequence[int]]) -> None:
+        self.store.kept[handle].read = lambda: self.copied(blocks)
 
     def is_late(self, kept: Kept) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""The contiguous allocator: each sequence has one run of pages, as long as it can ever need."""
+"""The contiguous allocator: each sequence has one run of blocks, as long as it can ever need."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pegboard.interfaces.kv_allocator import (
 
 @dataclass(frozen=True, slots=True)
 class _RunsOfGroup:
-    """A group's pages, cut into runs of one length; run p begins at page 1 + p * length.
+    """A group's blocks, cut into runs of one length; run p begins at block 1 + p * length.
 
     Attributes:
-        total: pages.
-        length: pages of a run.
-        block_size: tokens of a page.
+        total: blocks.
+        length: blocks of a run.
+        block_size: tokens of a block.
         window: as in `KVGroup`.
     """
 
@@ -35,8 +35,8 @@ class _RunsOfGroup:
     block_size: int
     window: int | None
 
-    def page(self, place: int, entry: int) -> int:
-        """The page at a table entry. A windowed run is a ring: its entries come round again."""
+    def block(self, place: int, entry: int) -> int:
+        """The block at a table entry. A windowed run is a ring: its entries come round again."""
         return 1 + place * self.length + entry % self.length
 
     def num_entries(self, num_tokens: int) -> int:
@@ -85,13 +85,13 @@ class _State:
 
 
 class ContiguousAllocator(KVAllocator):
-    """At its first growth an owner gets consecutive pages for `max_model_len` tokens in every group,
+    """At its first growth an owner gets consecutive blocks for `max_model_len` tokens in every group,
     the first run that is free; what its tokens do not use yet is reserved for it alone.
 
     Every run of a group has the same length, so a gap between two is never too small for another;
     what is lost to fragments is the rest at the end of the pool, shorter than a run. A group with a
     window gets what can be seen at one time, the window and a chunk, used as a ring: it is trimmed by
-    growing alone, since a page's turn comes again when its tokens have left the window.
+    growing alone, since a block's turn comes again when its tokens have left the window.
     """
 
     def __init__(self, context: AllocatorContext) -> None:
@@ -135,7 +135,7 @@ class ContiguousAllocator(KVAllocator):
             tuple(entries.stop for entries in ranges),
         )
         slots = tuple(
-            tuple((entry, group.page(holding.place, entry)) for entry in entries)
+            tuple((entry, group.block(holding.place, entry)) for entry in entries)
             for group, entries in zip(self._groups, ranges, strict=True)
         )
         return Growth(slots=slots, copies=self._no_copies)
@@ -150,7 +150,7 @@ class ContiguousAllocator(KVAllocator):
         ):
             num_slots = num_tokens + lookahead
             if group.window is not None:
-                # Slots past the next chunk take the pages of tokens that can still be seen.
+                # Slots past the next chunk take the blocks of tokens that can still be seen.
                 num_slots = min(num_slots, max(num_tokens, holding.num_tokens + self._max_chunk))
             new_end = max(end, group.num_entries(num_slots))
             if new_end - start > group.length:
@@ -217,7 +217,7 @@ class ContiguousAllocator(KVAllocator):
         return tuple(entries)
 
     def _num_free(self, group: _RunsOfGroup) -> int:
-        """Pages in nobody's run, those at the end that make no run included."""
+        """Blocks in nobody's run, those at the end that make no run included."""
         num_taken = len(self._state.holdings) + len(self._state.waiting)
         return group.total - num_taken * group.length
 
@@ -226,6 +226,6 @@ def _runs(group: KVGroup, total: int, context: AllocatorContext) -> _RunsOfGroup
     length = -(-context.max_model_len // group.block_size)
     if group.window is not None:
         seen = group.window - 1 + context.max_chunk
-        # So many tokens lie in one page more when they begin at a page's end.
+        # So many tokens lie in one block more when they begin at a block's end.
         length = min(length, (seen + group.block_size - 2) // group.block_size + 1)
     return _RunsOfGroup(total, length, group.block_size, group.window)

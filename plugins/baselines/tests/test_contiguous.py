@@ -7,34 +7,34 @@ from pegboard.testing.kv_allocator import context, group
 from pegboard_baselines.contiguous import ContiguousAllocator
 
 
-def _pool(num_pages: int, max_model_len: int = 16) -> ContiguousAllocator:
-    """One group of pages of four tokens."""
-    return ContiguousAllocator(context((group(4),), (1 + num_pages,), 64, max_model_len))
+def _pool(num_blocks: int, max_model_len: int = 16) -> ContiguousAllocator:
+    """One group of blocks of four tokens."""
+    return ContiguousAllocator(context((group(4),), (1 + num_blocks,), 64, max_model_len))
 
 
-def _pages(*growths: Growth | None) -> list[int]:
-    return [page for growth in growths if growth is not None for _, page in growth.slots[0]]
+def _blocks(*growths: Growth | None) -> list[int]:
+    return [block for growth in growths if growth is not None for _, block in growth.slots[0]]
 
 
-def test_a_sequence_stays_in_consecutive_pages_however_others_grow() -> None:
+def test_a_sequence_stays_in_consecutive_blocks_however_others_grow() -> None:
     pool = _pool(12)
     growths: dict[int, list[Growth | None]] = {owner: [] for owner in (1, 2, 3)}
     for num_tokens in range(1, 17):
         for owner, grown in growths.items():
             grown.append(pool.grow(owner, num_tokens))
     for grown in growths.values():
-        pages = _pages(*grown)
-        assert pages == list(range(pages[0], pages[0] + 4))
+        blocks = _blocks(*grown)
+        assert blocks == list(range(blocks[0], blocks[0] + 4))
 
 
 def test_the_first_run_that_is_free_is_taken() -> None:
     pool = _pool(12)
-    first, second = _pages(pool.grow(1, 16)), _pages(pool.grow(2, 16))
+    first, second = _blocks(pool.grow(1, 16)), _blocks(pool.grow(2, 16))
     pool.grow(3, 1)
     pool.release(2)
     pool.release(1)
-    assert _pages(pool.grow(4, 16)) == first
-    assert _pages(pool.grow(5, 16)) == second
+    assert _blocks(pool.grow(4, 16)) == first
+    assert _blocks(pool.grow(5, 16)) == second
 
 
 def test_what_tokens_do_not_use_is_reserved() -> None:
@@ -47,13 +47,13 @@ def test_what_tokens_do_not_use_is_reserved() -> None:
     assert (ledger.held, ledger.reserved, ledger.free) == (4, 0, 6)
 
 
-def test_pages_that_are_free_in_total_and_make_no_run_help_nobody() -> None:
+def test_blocks_that_are_free_in_total_and_make_no_run_help_nobody() -> None:
     pool = _pool(10)
     pool.grow(1, 4)
     pool.grow(2, 4)
     (ledger,) = pool.ledger()
     assert (ledger.held, ledger.reserved, ledger.free) == (2, 6, 2)
-    assert pool.probe(8).verdict is Verdict.LATER, "two pages are free, and eight not written to"
+    assert pool.probe(8).verdict is Verdict.LATER, "two blocks are free, and eight not written to"
     assert pool.grow(3, 8) is None
     pool.release(1)
     assert pool.grow(3, 8) is not None

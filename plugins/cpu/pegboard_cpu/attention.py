@@ -82,22 +82,22 @@ class CPUAttention(AttentionBackend):
         add_layer = function(
             "pb_attention_add_layer", None, POINTER, SIZE, SIZE, FLOAT, FLOAT, POINTER, POINTER
         )
-        for index, (layer, pages) in enumerate(zip(self._layers, kv, strict=True)):
+        for index, (layer, blocks) in enumerate(zip(self._layers, kv, strict=True)):
             encoding = self._groups[group_of[index]].encoding
-            _check(pages, STORED.get(encoding, "float32"))
+            _check(blocks, STORED.get(encoding, "float32"))
             add_layer(
                 self.handle,
                 group_of[index],
                 layer.num_heads,
                 layer.scale,
                 layer.soft_cap or 0.0,
-                pages["k"].data_ptr(),
-                pages["v"].data_ptr(),
+                blocks["k"].data_ptr(),
+                blocks["v"].data_ptr(),
             )
             if encoding != "none":
-                self._encode(index, encoding, pages)
+                self._encode(index, encoding, blocks)
 
-    def _encode(self, layer: int, encoding: str, pages: Mapping[str, torch.Tensor]) -> None:
+    def _encode(self, layer: int, encoding: str, blocks: Mapping[str, torch.Tensor]) -> None:
         """Tells the library that the layer added last is in codes."""
         encode_layer = function("pb_attention_encode_layer", None, POINTER, SIZE, *(POINTER,) * 4)
         scales, addresses = self._kv_scales.get(layer), [0, 0]
@@ -105,7 +105,7 @@ class CPUAttention(AttentionBackend):
             fixed = [torch.tensor(of_heads) for of_heads in (scales.k, scales.v)]
             self._fixed += fixed
             addresses = [tensor.data_ptr() for tensor in fixed]
-        kept = (pages["k_scale"].data_ptr(), pages["v_scale"].data_ptr())
+        kept = (blocks["k_scale"].data_ptr(), blocks["v_scale"].data_ptr())
         encode_layer(self.handle, _ENCODINGS[encoding], *kept, *addresses)
 
     def prepare(self, batch: AttentionBatch) -> None:
@@ -183,12 +183,12 @@ class CPUAttention(AttentionBackend):
             )
 
 
-def _check(pages: Mapping[str, torch.Tensor], stored: str) -> None:
-    """Raises ValueError when pages are not what `layout` says of them."""
-    for name, tensor in pages.items():
+def _check(blocks: Mapping[str, torch.Tensor], stored: str) -> None:
+    """Raises ValueError when blocks are not what `layout` says of them."""
+    for name, tensor in blocks.items():
         dtype = stored if name in ("k", "v") else "float32"
         if not tensor.is_contiguous() or tensor.dtype != getattr(torch, dtype):
-            raise ValueError(f"KV pages {name} are {dtype} and contiguous, not {tensor.dtype}")
+            raise ValueError(f"KV blocks {name} are {dtype} and contiguous, not {tensor.dtype}")
 
 
 def _dense_heads(x: torch.Tensor) -> torch.Tensor:

@@ -19,11 +19,11 @@ TILE = 64
 
 
 STORED = {"fp8_e4m3": "uint8", "int8": "int8"}
-"""What pages of each encoding hold codes as."""
+"""What blocks of each encoding hold codes as."""
 
 
 def padded(head_dim: int) -> int:
-    """Elements that a head's values take in a page."""
+    """Elements that a head's values take in a block."""
     return -(-head_dim // VECTOR) * VECTOR
 
 

@@ -47,13 +47,13 @@ class AttentionShape:
 
 
 class PagedRows:
-    """Rows of tokens in pages of one layer, and all their keys and values in the open.
+    """Rows of tokens in blocks of one layer, and all their keys and values in the open.
 
     Args:
         library, handle: whose attention it is.
         shape: what it was made with.
-        table: page ids [num_rows, max_blocks].
-        read_back: what pages give back of a token's heads [num_kv_heads, head_dim].
+        table: block ids [num_rows, max_blocks].
+        read_back: what blocks give back of a token's heads [num_kv_heads, head_dim].
     """
 
     def __init__(
@@ -134,8 +134,8 @@ def ancestors_of_chains(lengths: Sequence[int]) -> NDArray[np.uint8]:
     return seen
 
 
-class Pages:
-    """Zeroed pages of layers that share a KV group, and the attention that is over them.
+class Blocks:
+    """Zeroed blocks of layers that share a KV group, and the attention that is over them.
 
     Args:
         encoding: as the library numbers them.
@@ -143,8 +143,8 @@ class Pages:
 
     Attributes:
         handle: what the library knows the attention by.
-        keys, values: of each layer, [page, kv_head, ...].
-        table: the page ids of three rows, none of them 0, in no order.
+        keys, values: of each layer, [block, kv_head, ...].
+        table: the block ids of three rows, none of them 0, in no order.
     """
 
     def __init__(
@@ -160,11 +160,11 @@ class Pages:
     ) -> None:
         heads, head_dim = shape.num_kv_heads, shape.head_dim
         padded_dim = (head_dim + 15) // 16 * 16
-        pages = (num_layers, 3 * num_blocks + 1, heads)
+        blocks = (num_layers, 3 * num_blocks + 1, heads)
         kept = np.uint8 if encoding else np.float32
-        self.keys = np.zeros((*pages, head_dim, block_size), kept)
-        self.values = np.zeros((*pages, block_size, padded_dim), kept)
-        self.scales = np.zeros((2, *pages, block_size), np.float32)
+        self.keys = np.zeros((*blocks, head_dim, block_size), kept)
+        self.values = np.zeros((*blocks, block_size, padded_dim), kept)
+        self.scales = np.zeros((2, *blocks, block_size), np.float32)
         self.table = 1 + RANDOM.permutation(3 * num_blocks).astype(np.int32).reshape(3, num_blocks)
         self.handle = library.number("pb_attention_create", pool)
         sizes = (heads, head_dim, padded_dim, block_size, shape.window, shape.group)
@@ -182,8 +182,8 @@ def check_attention(library: Library, pool: int) -> None:
         [(1, 1), (3, 2)], [24, 64, 80], [1, 16], [(0, 0.0), (7, 3.0)]
     ):
         shape = AttentionShape(group, num_kv_heads, head_dim, window, soft_cap)
-        pages = Pages(library, pool, shape, block_size, 96 // block_size)
-        rows = PagedRows(library, pages.handle, shape, pages.table)
+        blocks = Blocks(library, pool, shape, block_size, 96 // block_size)
+        rows = PagedRows(library, blocks.handle, shape, blocks.table)
         rows.step([5, 37, 1])
         rows.step([3, 1, 40])
         tree = ancestors_of_chains([1, 5, 1])
@@ -192,8 +192,8 @@ def check_attention(library: Library, pool: int) -> None:
             tree[1 + node] = tree[1 + parent]
             tree[1 + node, node] = 1
         rows.step([1, 5, 1], tree)
-        check_moves(library, pages.handle, pages.keys[0], pages.values[0], block_size)
-        library.call("pb_attention_destroy", pages.handle)
+        check_moves(library, blocks.handle, blocks.keys[0], blocks.values[0], block_size)
+        library.call("pb_attention_destroy", blocks.handle)
 
 
 def check_long_attention(library: Library, pool: int) -> None:
@@ -203,12 +203,12 @@ def check_long_attention(library: Library, pool: int) -> None:
         *((24, 16, 140, 3.0), (80, 1, 140, 3.0)),
     ]:
         shape = AttentionShape(3, 2, head_dim, window, soft_cap)
-        pages = Pages(library, pool, shape, block_size, 208 // block_size)
-        rows = PagedRows(library, pages.handle, shape, pages.table)
+        blocks = Blocks(library, pool, shape, block_size, 208 // block_size)
+        rows = PagedRows(library, blocks.handle, shape, blocks.table)
         rows.step([70, 203, 1])
         for _ in range(3):
             rows.step([1, 1, 1])
-        library.call("pb_attention_destroy", pages.handle)
+        library.call("pb_attention_destroy", blocks.handle)
 
 
 def read_back(encoding: int, fixed: Floats | None, x: Floats) -> Floats:
@@ -229,27 +229,27 @@ def check_encoded_attention(library: Library, pool: int) -> None:
         shape = AttentionShape(3, 2, head_dim, 0, 0.0)
         fixed = np.array([2, 5], np.float32) / LARGEST[encoding] if static else None
         num_blocks = -(-210 // block_size)
-        pages = Pages(library, pool, shape, block_size, num_blocks, 1, encoding, fixed)
+        blocks = Blocks(library, pool, shape, block_size, num_blocks, 1, encoding, fixed)
         back = partial(read_back, encoding, fixed)
-        rows = PagedRows(library, pages.handle, shape, pages.table, back)
+        rows = PagedRows(library, blocks.handle, shape, blocks.table, back)
         rows.step([5, 203, 1])
         rows.step([1, 1, 40])
         tree = ancestors_of_chains([1, 3, 1])
         tree[3] = tree[1]
         tree[3, 2] = 1
         rows.step([1, 3, 1], tree)
-        check_encoded_moves(library, pages, block_size)
-        library.call("pb_attention_destroy", pages.handle)
+        check_encoded_moves(library, blocks, block_size)
+        library.call("pb_attention_destroy", blocks.handle)
 
 
-def check_encoded_moves(library: Library, pages: Pages, block_size: int) -> None:
+def check_encoded_moves(library: Library, blocks: Blocks, block_size: int) -> None:
     """Codes and scales go together."""
-    keys, values, scales = pages.keys[0], pages.values[0], pages.scales[:, 0]
+    keys, values, scales = blocks.keys[0], blocks.values[0], blocks.scales[:, 0]
     num_slots = len(keys) * block_size
     source, target = RANDOM.permutation(num_slots)[:14].reshape(2, 7).copy()
 
     def by_slot() -> list[NDArray[np.generic]]:
-        """Everything that pages keep of slots."""
+        """Everything that blocks keep of slots."""
         of_slots = (keys.transpose(0, 3, 1, 2), values.transpose(0, 2, 1, 3))
         kept = [*of_slots, *(of_heads.transpose(0, 2, 1) for of_heads in scales)]
         return [array.reshape(num_slots, -1).copy() for array in kept]
@@ -257,10 +257,10 @@ def check_encoded_moves(library: Library, pages: Pages, block_size: int) -> None
     wanted = by_slot()
     for array in wanted:
         array[target] = array[source]
-    library.call("pb_attention_move_slots", pages.handle, 0, 7, source, target)
+    library.call("pb_attention_move_slots", blocks.handle, 0, 7, source, target)
     for got, expected in zip(by_slot(), wanted, strict=True):
         np.testing.assert_array_equal(got, expected)
-    library.call("pb_attention_copy_pages", pages.handle, 0, 1, np.array([3]), np.array([1]))
+    library.call("pb_attention_copy_pages", blocks.handle, 0, 1, np.array([3]), np.array([1]))
     for array in (keys, values, *scales):
         np.testing.assert_array_equal(array[1], array[3])
 
@@ -274,9 +274,9 @@ def check_moves(
     flat[target] = flat[source]
     library.call("pb_attention_move_slots", handle, 0, 7, source, target)
     np.testing.assert_array_equal(keys.transpose(0, 3, 1, 2).reshape(num_slots, -1), flat)
-    pages = np.array([3, 1]), np.array([0, 3])
+    blocks = np.array([3, 1]), np.array([0, 3])
     wanted = keys[1].copy(), values[1].copy()
-    library.call("pb_attention_copy_pages", handle, 0, 2, *pages)
+    library.call("pb_attention_copy_pages", handle, 0, 2, *blocks)
     np.testing.assert_array_equal(keys[3], wanted[0])
     np.testing.assert_array_equal(values[3], wanted[1])
 
@@ -357,12 +357,12 @@ class LayerWeights:
 
 
 def check_decoder_layer(library: Library, pool: int) -> None:
-    """Layers in one call have the bits of their operations, over pages of other layers."""
+    """Layers in one call have the bits of their operations, over blocks of other layers."""
     workspace = library.number("pb_workspace_create")
     for group, num_pairs in [(1, 0), (3, 12)]:
         shape = AttentionShape(group, 2, 24, 0, 0.0)
         weights = [LayerWeights(library, pool, shape, 40, mlp_size=37) for _ in range(2)]
-        pages = Pages(library, pool, shape, 16, 9, num_layers=4)
+        blocks = Blocks(library, pool, shape, 16, 9, num_layers=4)
         angles = normal(2, 136, num_pairs)
         rotary = (angles[0], angles[1], num_pairs) if num_pairs else (None, None, 0)
         layers = np.array([own.create(2 + i, rotary) for i, own in enumerate(weights)])
@@ -371,23 +371,23 @@ def check_decoder_layer(library: Library, pool: int) -> None:
             x, residual = normal(tokens, 40), normal(tokens, 40)
             out, total = x.copy(), residual.copy()
             positions, starts = computed + np.arange(tokens), np.array([0, tokens])
-            step = (positions, starts, np.array([computed]), pages.table, 9, None, 0)
-            library.call("pb_attention_prepare", pages.handle, 0, 1, *step)
+            step = (positions, starts, np.array([computed]), blocks.table, 9, None, 0)
+            library.call("pb_attention_prepare", blocks.handle, 0, 1, *step)
             for i, own in enumerate(weights):
-                x = own.one_by_one(pages.handle, i, rotary, x, residual)
-            over = (pages.handle, workspace, tokens)
+                x = own.one_by_one(blocks.handle, i, rotary, x, residual)
+            over = (blocks.handle, workspace, tokens)
             library.call("pb_decoder_layers", layers, len(layers), *over, out, total)
             assert np.isfinite(out).all()
             np.testing.assert_array_equal(out, x)
             np.testing.assert_array_equal(total, residual)
-            np.testing.assert_array_equal(pages.keys[2:], pages.keys[:2])
-            np.testing.assert_array_equal(pages.values[2:], pages.values[:2])
+            np.testing.assert_array_equal(blocks.keys[2:], blocks.keys[:2])
+            np.testing.assert_array_equal(blocks.values[2:], blocks.values[:2])
             computed += tokens
         for layer in layers.tolist():
             library.call("pb_decoder_layer_destroy", layer)
         for own in weights:
             own.destroy()
-        library.call("pb_attention_destroy", pages.handle)
+        library.call("pb_attention_destroy", blocks.handle)
     library.call("pb_workspace_destroy", workspace)
 
 

@@ -1,4 +1,4 @@
-"""Attention over pages full of NaN equals dense attention, at odd shapes and on several threads."""
+"""Attention over blocks full of NaN equals dense attention, at odd shapes and on several threads."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_windows_and_caps_on_threads_equal_dense_attention(
     shape = AttentionShape(6, 2, 24, 0.3, window=window, soft_cap=soft_cap)
     rows = paged(shape, block_size=3, num_threads=num_threads)
     check(rows, Chunk(0, 130), Chunk(1, 50))
-    rows.forget_pages_before_window()
+    rows.forget_blocks_before_window()
     for _ in range(2):
         check(rows, Chunk(1, 20), Chunk(0, 1, drafts=TREE))
-        rows.forget_pages_before_window()
+        rows.forget_blocks_before_window()
 
 
 @pytest.mark.parametrize("rotary_dim", [0, 2, 10, 20])

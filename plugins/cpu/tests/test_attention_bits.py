@@ -87,7 +87,7 @@ def test_threads_that_share_a_rows_tiles_give_the_same_bits(name: str, num_threa
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("block_size", [1, 5, 64])
-def test_pages_of_every_size_give_the_same_bits(name: str, block_size: int) -> None:
+def test_blocks_of_every_size_give_the_same_bits(name: str, block_size: int) -> None:
     rows = paged(KINDS[name], block_size)
     assert torch.equal(in_chunks(rows, (100, 1, 39)), whole_prompt(KINDS[name]))
 

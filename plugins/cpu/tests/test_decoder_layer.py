@@ -165,7 +165,7 @@ def test_joint_layers_run_and_change_no_bit(
 
 
 @pytest.mark.parametrize("encoding", ["fp8_e4m3", "int8"])
-def test_joint_layers_over_encoded_pages_change_no_bit(
+def test_joint_layers_over_encoded_blocks_change_no_bit(
     models: dict[str, Path],
     encoding: str,
     joint_layers: set[int],

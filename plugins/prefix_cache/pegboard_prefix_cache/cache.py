@@ -15,7 +15,7 @@ class TrieCache(PrefixCache):
     """Blocks found by content, salt by salt.
 
     What a hit names was compared token by token: `hash_block` decides speed alone. Groups are apart:
-    each gives up its pages by itself, and a hit is what all of them still have.
+    each gives up its blocks by itself, and a hit is what all of them still have.
     """
 
     def __init__(
@@ -28,41 +28,43 @@ class TrieCache(PrefixCache):
         self._policy = EVICTIONS[(options or TrieOptions()).eviction]
         self._hash_block = hash_block
         self._stride = lcm(*(group.block_size for group in context.groups))
-        self._miss = Hit(num_tokens=0, pages=tuple(() for _ in context.groups))
+        self._miss = Hit(num_tokens=0, blocks=tuple(() for _ in context.groups))
         self._trees = self._plant()
 
     def match(self, prefix: Prefix, limit: int) -> Hit:
         tokens = prefix.token_ids[:limit].tobytes()
-        known = [tree.pages(prefix.salt, tokens) for tree in self._trees]
+        known = [tree.blocks(prefix.salt, tokens) for tree in self._trees]
         num_tokens = self._longest(known)
         if num_tokens == 0:
             return self._miss
-        pages = []
+        blocks = []
         for tree, ids in zip(self._trees, known, strict=True):
             unseen = tree.num_unseen(num_tokens)
-            pages.append([0] * unseen + ids[unseen : num_tokens // tree.block_size])
-        return Hit(num_tokens, tuple(pages))
+            blocks.append([0] * unseen + ids[unseen : num_tokens // tree.block_size])
+        return Hit(num_tokens, tuple(blocks))
 
     def use(self, prefix: Prefix, num_tokens: int) -> None:
         tokens = prefix.token_ids[:num_tokens].tobytes()
         for tree in self._trees:
             tree.use(prefix.salt, tokens, prefix.priority)
 
-    def publish(self, prefix: Prefix, pages: Sequence[Sequence[int]]) -> Sequence[tuple[int, int]]:
+    def publish(self, prefix: Prefix, blocks: Sequence[Sequence[int]]) -> Sequence[tuple[int, int]]:
         tokens = prefix.token_ids.tobytes()
         return [
-            (group, page)
+            (group, block)
             for group, tree in enumerate(self._trees)
-            for page in tree.name(prefix.salt, tokens, pages[group], prefix.priority)
+            for block in tree.name(prefix.salt, tokens, blocks[group], prefix.priority)
         ]
 
-    def evict(self, group: int, num_pages: int, evictable: Callable[[int], bool]) -> Sequence[int]:
-        return self._trees[group].evict(num_pages, evictable)
+    def evict(self, group: int, num_blocks: int, evictable: Callable[[int], bool]) -> Sequence[int]:
+        return self._trees[group].evict(num_blocks, evictable)
 
     def clear(self) -> Sequence[tuple[int, int]]:
-        pages = [(group, page) for group, tree in enumerate(self._trees) for page in tree.named()]
+        blocks = [
+            (group, block) for group, tree in enumerate(self._trees) for block in tree.named()
+        ]
         self._trees = self._plant()
-        return pages
+        return blocks
 
     def _plant(self) -> tuple[Tree, ...]:
         context = self._context
@@ -79,7 +81,7 @@ class TrieCache(PrefixCache):
         )
 
     def _longest(self, known: Sequence[Sequence[int]]) -> int:
-        """Tokens of which each group has all the pages that the tokens after them attend to."""
+        """Tokens of which each group has all the blocks that the tokens after them attend to."""
         num_tokens = min(
             len(ids) * tree.block_size for tree, ids in zip(self._trees, known, strict=True)
         )

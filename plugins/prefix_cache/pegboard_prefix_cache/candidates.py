@@ -1,4 +1,4 @@
-"""The nodes whose pages may be evicted, in a policy's order."""
+"""The nodes whose blocks may be evicted, in a policy's order."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pegboard_prefix_cache.node import Node
 class Candidates:
     """A lazy queue: what has changed since a node was queued is looked at when its turn comes.
 
-    Nobody says when a page that a sequence holds is let go. Such a page is in use, so it is put aside,
-    as if used just now, and looked at again after as many evictions as there are pages put aside, or
-    when nothing else is left. So pages that are held cost each eviction a constant, and a scan only
+    Nobody says when a block that a sequence holds is let go. Such a block is in use, so it is put aside,
+    as if used just now, and looked at again after as many evictions as there are blocks put aside, or
+    when nothing else is left. So blocks that are held cost each eviction a constant, and a scan only
     where hardly anything can be evicted.
     """
 
@@ -27,13 +27,13 @@ class Candidates:
         self._num_taken = 0
 
     def offer(self, node: Node) -> None:
-        """The node's page may go from now on, as far as the tree is concerned."""
+        """The node's block may go from now on, as far as the tree is concerned."""
         if not node.is_queued:
             node.is_queued = True
             heappush(self._heap, (self._policy.rank(node), node))
 
     def take(self, evictable: Callable[[int], bool]) -> Node | None:
-        """Removes the first whose page is evictable; None: there is none."""
+        """Removes the first whose block is evictable; None: there is none."""
         if self._held and self._num_taken >= len(self._held):
             self._offer_held()
         node = self._first(evictable) or self._first_let_go(evictable)
@@ -58,7 +58,7 @@ class Candidates:
                 heapreplace(heap, (rank, node))
             else:
                 heappop(heap)
-                if evictable(node.page):
+                if evictable(node.block):
                     return node
                 policy.used(node, node.priority)
                 self._held.append(node)
@@ -70,7 +70,7 @@ class Candidates:
             node = self._held.popleft()
             if not self._may_go(node):
                 node.is_queued = False
-            elif evictable(node.page):
+            elif evictable(node.block):
                 return node
             else:
                 self._held.append(node)

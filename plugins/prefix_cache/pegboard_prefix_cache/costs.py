@@ -28,7 +28,7 @@ class Costs:
         num_blocks: that the cache knew.
         match_s: seconds to find a known text of 10 blocks.
         publish_s: seconds to name one that is new.
-        evict_s: seconds to evict a page.
+        evict_s: seconds to evict a block.
     """
 
     num_blocks: int
@@ -52,10 +52,10 @@ def measure(num_blocks: int, block_size: int = 16, eviction: str = "lru") -> Cos
         matches.append(perf_counter() - start)
     for text in random_texts(num_calls, block_size, seed=2):
         start = perf_counter()
-        pages = cache.evict(0, BLOCKS_A_TEXT, _any)
+        blocks = cache.evict(0, BLOCKS_A_TEXT, _any)
         evictions.append((perf_counter() - start) / BLOCKS_A_TEXT)
         start = perf_counter()
-        cache.publish(text, [pages])
+        cache.publish(text, [blocks])
         publishes.append(perf_counter() - start)
     return Costs(num_blocks, median(matches), median(publishes), median(evictions))
 
@@ -71,7 +71,7 @@ def bytes_per_block(
         for number, text in enumerate(
             random_texts(num_blocks // blocks_a_text, block_size, 0, blocks_a_text)
         ):
-            cache.publish(text, [_pages_of(number, blocks_a_text)])
+            cache.publish(text, [_blocks_of(number, blocks_a_text)])
         return (tracemalloc.get_traced_memory()[0] - before) / num_blocks
     finally:
         tracemalloc.stop()
@@ -90,7 +90,7 @@ def known_texts(cache: TrieCache, num_blocks: int, block_size: int = 16) -> list
     """Random texts of 10 blocks each, which the cache has been told of."""
     texts = list(random_texts(num_blocks // BLOCKS_A_TEXT, block_size, seed=0))
     for number, text in enumerate(texts):
-        cache.publish(text, [_pages_of(number, BLOCKS_A_TEXT)])
+        cache.publish(text, [_blocks_of(number, BLOCKS_A_TEXT)])
     return texts
 
 
@@ -105,9 +105,9 @@ def random_texts(
         yield Prefix(tokens, "")
 
 
-def _pages_of(number: int, num_blocks: int) -> list[int]:
+def _blocks_of(number: int, num_blocks: int) -> list[int]:
     return list(range(number * num_blocks + 1, (number + 1) * num_blocks + 1))
 
 
-def _any(page: int) -> bool:
+def _any(block: int) -> bool:
     return True

@@ -1,4 +1,4 @@
-"""Which page is given up first: a policy sees single nodes, and never the tree.
+"""Which block is given up first: a policy sees single nodes, and never the tree.
 
 A policy ranks nodes; `candidates.py` asks it. A new one is a class here and a name in the options.
 """
@@ -13,16 +13,16 @@ Rank = tuple[int, ...]
 
 
 class Eviction(ABC):
-    """Ranks the pages of one KV group."""
+    """Ranks the blocks of one KV group."""
 
     @abstractmethod
     def used(self, node: Node, priority: int) -> None:
-        """A request of this priority (lower is more important) uses the node's page. For the blocks
+        """A request of this priority (lower is more important) uses the node's block. For the blocks
         before it, from which it may `inherit`, this is not called."""
 
     @abstractmethod
     def inherit(self, parent: Node, child: Node) -> None:
-        """The child's page is gone: whoever used the child had used the parent too."""
+        """The child's block is gone: whoever used the child had used the parent too."""
 
     @abstractmethod
     def rank(self, node: Node) -> Rank:

@@ -14,22 +14,23 @@ class Node:
         key: hash of the tokens and the parent's key.
         tokens: int32, as bytes.
         next: another node of the same key, which collides with this one.
-        page: that holds the tokens' KV; 0: none does, and nodes below are reached through this one.
+        block: number of the KV block that holds them; 0: none does, and nodes below are reached through
+            this one.
         num_children: nodes below.
-        num_holding: of them, those with a page.
+        num_holding: of them, those with a block.
         is_queued: the queue of what may be evicted has it.
         last_use: a time, which eviction keeps.
         priority: of the most important request that used it, which eviction keeps.
     """
 
     __slots__ = (
+        "block",
         "is_queued",
         "key",
         "last_use",
         "next",
         "num_children",
         "num_holding",
-        "page",
         "parent",
         "priority",
         "tokens",
@@ -40,7 +41,7 @@ class Node:
         self.key = key
         self.tokens = tokens
         self.next: Node | None = None
-        self.page = 0
+        self.block = 0
         self.num_children = 0
         self.num_holding = 0
         self.is_queued = False

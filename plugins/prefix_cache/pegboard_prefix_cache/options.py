@@ -11,7 +11,7 @@ class TrieOptions(BaseModel):
     """`prefix_cache: {name: trie, options: {...}}`.
 
     Attributes:
-        eviction: which pages are given up first: `lru`, those not used for longest; `priority`, those
+        eviction: which blocks are given up first: `lru`, those not used for longest; `priority`, those
             of the least important requests, and among them as `lru`. Ends of texts before their
             beginnings, in both.
     """

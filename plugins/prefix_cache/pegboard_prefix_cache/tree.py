@@ -18,10 +18,10 @@ _RootName = tuple[str, str]
 
 
 class Tree:
-    """Finds, names and evicts the pages of a group.
+    """Finds, names and evicts the blocks of a group.
 
     Attributes:
-        block_size: tokens a page.
+        block_size: tokens a block.
         window: of the group.
     """
 
@@ -40,8 +40,8 @@ class Tree:
         self._fingerprint = fingerprint
         self._policy = policy
         self._hash_block = hash_block
-        # A window's tokens do not need those before them: any page may go, not only leaves.
-        self._may_go = _is_leaf if window is None else _has_page
+        # A window's tokens do not need those before them: any block may go, not only leaves.
+        self._may_go = _is_leaf if window is None else _has_block
         self._candidates = Candidates(policy, self._may_go)
         self._roots: dict[_RootName, Node] = {}
         self._nodes: dict[int, Node] = {}
@@ -55,9 +55,9 @@ class Tree:
             return path
         nodes, hash_block, width = self._nodes, self._hash_block, self._width
         for start in range(0, len(tokens) - width + 1, width):
-            block = tokens[start : start + width]
-            child = nodes.get(hash_block((node.key, block)))
-            while child is not None and (child.parent is not node or child.tokens != block):
+            piece = tokens[start : start + width]
+            child = nodes.get(hash_block((node.key, piece)))
+            while child is not None and (child.parent is not node or child.tokens != piece):
                 child = child.next
             if child is None:
                 break
@@ -65,12 +65,12 @@ class Tree:
             node = child
         return path
 
-    def pages(self, salt: str, tokens: bytes) -> list[int]:
-        """The pages of the known blocks; 0 where a window does without, which others cannot."""
-        pages = [node.page for node in self.find(salt, tokens)]
-        if self.window is None and 0 in pages:
-            return pages[: pages.index(0)]
-        return pages
+    def blocks(self, salt: str, tokens: bytes) -> list[int]:
+        """The numbers of the known blocks; 0 where a window does without, which others cannot."""
+        blocks = [node.block for node in self.find(salt, tokens)]
+        if self.window is None and 0 in blocks:
+            return blocks[: blocks.index(0)]
+        return blocks
 
     def num_unseen(self, num_tokens: int) -> int:
         """Blocks at the beginning that no token after the first `num_tokens` attends to."""
@@ -78,14 +78,14 @@ class Tree:
             return 0
         return max(0, num_tokens - self.window + 1) // self.block_size
 
-    def fitting(self, pages: Sequence[int], num_tokens: int) -> int:
-        """`num_tokens`, where a hit of so many needs no page that is missing; else those before it."""
+    def fitting(self, blocks: Sequence[int], num_tokens: int) -> int:
+        """`num_tokens`, where a hit of so many needs no block that is missing; else those before it."""
         if self.window is None:
             return num_tokens
         end = num_tokens // self.block_size
-        for block in range(end - 1, self.num_unseen(num_tokens) - 1, -1):
-            if not pages[block]:
-                return block * self.block_size
+        for entry in range(end - 1, self.num_unseen(num_tokens) - 1, -1):
+            if not blocks[entry]:
+                return entry * self.block_size
         return num_tokens
 
     def use(self, salt: str, tokens: bytes, priority: int) -> None:
@@ -93,37 +93,37 @@ class Tree:
         path = self.find(salt, tokens)
         self._use(path, self._first_used(len(path)), priority)
 
-    def name(self, salt: str, tokens: bytes, pages: Sequence[int], priority: int) -> list[int]:
-        """Names pages by the tokens in them; returns those that were not named before."""
-        num_blocks = _num_until_last_page(pages)
+    def name(self, salt: str, tokens: bytes, blocks: Sequence[int], priority: int) -> list[int]:
+        """Names blocks by the tokens in them; returns those that were not named before."""
+        num_blocks = _num_until_last_block(blocks)
         if not num_blocks:
             return []
         path = self.find(salt, tokens[: num_blocks * self._width])
         self._lengthen(path, salt, tokens, num_blocks)
         new = [
-            block
-            for block, node in enumerate(path)
-            if not node.page and self._hold(node, pages[block])
+            entry
+            for entry, node in enumerate(path)
+            if not node.block and self._hold(node, blocks[entry])
         ]
         self._use(path, min([self._first_used(num_blocks), *new[:1]]), priority)
-        for block in new:
-            self._offer(path[block])
+        for entry in new:
+            self._offer(path[entry])
         self._prune(path[-1])
-        return [pages[block] for block in new]
+        return [blocks[entry] for entry in new]
 
-    def evict(self, num_pages: int, evictable: Callable[[int], bool]) -> list[int]:
-        """Forgets the names of up to so many pages, and returns them."""
+    def evict(self, num_blocks: int, evictable: Callable[[int], bool]) -> list[int]:
+        """Forgets the names of up to so many blocks, and returns them."""
         victims: list[int] = []
-        while len(victims) < num_pages:
+        while len(victims) < num_blocks:
             node = self._candidates.take(evictable)
             if node is None:
-                return victims + self._evict_buried(num_pages - len(victims), evictable)
+                return victims + self._evict_buried(num_blocks - len(victims), evictable)
             victims.append(self._forget(node))
         return victims
 
     def named(self) -> list[int]:
-        """All pages that have a name."""
-        return [page for page, is_named in enumerate(self._is_named) if is_named]
+        """All blocks that have a name."""
+        return [block for block, is_named in enumerate(self._is_named) if is_named]
 
     def _lengthen(self, path: list[Node], salt: str, tokens: bytes, num_blocks: int) -> None:
         """Adds the nodes that a path of so many blocks lacks."""
@@ -157,36 +157,36 @@ class Tree:
         for node in reversed(path[first:]):
             self._policy.used(node, priority)
 
-    def _hold(self, node: Node, page: int) -> bool:
-        """Gives the node a page, unless that is nobody's or has a name."""
-        if page == 0 or self._is_named[page]:
+    def _hold(self, node: Node, block: int) -> bool:
+        """Gives the node a block, unless that is nobody's or has a name."""
+        if block == 0 or self._is_named[block]:
             return False
-        self._is_named[page] = True
-        node.page = page
+        self._is_named[block] = True
+        node.block = block
         _parent(node).num_holding += 1
         return True
 
     def _forget(self, node: Node) -> int:
-        """Takes the node's page from it, and returns the page."""
-        page, parent = node.page, _parent(node)
-        node.page = 0
-        self._is_named[page] = False
+        """Takes the node's block from it, and returns the block."""
+        block, parent = node.block, _parent(node)
+        node.block = 0
+        self._is_named[block] = False
         parent.num_holding -= 1
         if self.window is None:
             self._policy.inherit(parent, node)
             self._offer(parent)
         self._prune(node)
-        return page
+        return block
 
     def _offer(self, node: Node) -> None:
         if self._may_go(node):
             self._candidates.offer(node)
 
-    def _evict_buried(self, num_pages: int, evictable: Callable[[int], bool]) -> list[int]:
-        """Evicts pages that lie before ones in use.
+    def _evict_buried(self, num_blocks: int, evictable: Callable[[int], bool]) -> list[int]:
+        """Evicts blocks that lie before ones in use.
 
         That a leaf is in use and what is before it is not happens when two sequences computed the
-        same tokens: the first one's pages have the names, and the second one goes on after it ends.
+        same tokens: the first one's blocks have the names, and the second one goes on after it ends.
         """
         victims: list[int] = []
         seen: set[Node] = set()
@@ -195,16 +195,16 @@ class Tree:
             while node is not None and node not in seen:
                 seen.add(node)
                 above = node.parent
-                if node.page and evictable(node.page):
+                if node.block and evictable(node.block):
                     victims.append(self._forget(node))
-                    if len(victims) == num_pages:
+                    if len(victims) == num_blocks:
                         return victims
                 node = above
         return victims
 
     def _prune(self, node: Node) -> None:
-        """Removes the node, and those above it, as far as they lead to no page."""
-        while not node.page and not node.num_children:
+        """Removes the node, and those above it, as far as they lead to no block."""
+        while not node.block and not node.num_children:
             if node.parent is None:
                 del self._roots[self._fingerprint, node.tokens.decode()]
                 return
@@ -225,22 +225,22 @@ class Tree:
             del self._nodes[node.key]
 
 
-def _has_page(node: Node) -> bool:
-    return node.page != 0
+def _has_block(node: Node) -> bool:
+    return node.block != 0
 
 
 def _is_leaf(node: Node) -> bool:
-    """Whether the node has a page, and none below it has."""
-    return node.page != 0 and node.num_holding == 0
+    """Whether the node has a block, and none below it has."""
+    return node.block != 0 and node.num_holding == 0
 
 
 def _parent(node: Node) -> Node:
-    assert node.parent is not None, "a root has no page"
+    assert node.parent is not None, "a root has no block"
     return node.parent
 
 
-def _num_until_last_page(pages: Sequence[int]) -> int:
-    num_blocks = len(pages)
-    while num_blocks and not pages[num_blocks - 1]:
+def _num_until_last_block(blocks: Sequence[int]) -> int:
+    num_blocks = len(blocks)
+    while num_blocks and not blocks[num_blocks - 1]:
         num_blocks -= 1
     return num_blocks

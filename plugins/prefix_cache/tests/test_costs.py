@@ -56,8 +56,8 @@ def test_calls_do_the_same_work_however_much_is_known(
     assert hashed["block"] == 50 * BLOCKS_A_TEXT
     ranked.clear()
     for text in random_texts(50, 16, seed=3):
-        pages = [page for _ in range(10) for page in cache.evict(0, 1, lambda page: True)]
-        assert len(cache.publish(text, [pages])) == BLOCKS_A_TEXT
+        blocks = [block for _ in range(10) for block in cache.evict(0, 1, lambda block: True)]
+        assert len(cache.publish(text, [blocks])) == BLOCKS_A_TEXT
     assert ranked["rank"] <= 3 * 50 * BLOCKS_A_TEXT
 
 
@@ -82,13 +82,13 @@ def test_a_name_takes_little_memory() -> None:
 
 
 def test_nothing_is_left_of_what_was_evicted() -> None:
-    """A thousand pages, one text after the other; and tokens for which no page is left."""
+    """A thousand blocks, one text after the other; and tokens for which no block is left."""
     cache = empty_cache(1000)
     known_texts(cache, 1000)
     for text in random_texts(2000, 16, seed=4):
-        cache.publish(text, [cache.evict(0, BLOCKS_A_TEXT, lambda page: True)])
+        cache.publish(text, [cache.evict(0, BLOCKS_A_TEXT, lambda block: True)])
     for text in random_texts(20, 16, seed=5):
         assert not cache.publish(text, [range(1, BLOCKS_A_TEXT + 1)]), "all have names"
-    assert len(cache.evict(0, 10**9, lambda page: True)) == 1000
+    assert len(cache.evict(0, 10**9, lambda block: True)) == 1000
     (tree,) = cache._trees
     assert not tree._nodes and not tree._roots

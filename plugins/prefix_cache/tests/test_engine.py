@@ -108,7 +108,7 @@ def test_the_last_token_of_a_known_prompt_is_computed(model: Path, uncached: Any
 def test_a_pool_that_is_too_small_changes_no_token(
     model: Path, uncached: Any, eviction: str
 ) -> None:
-    """Room for two sequences of the four, whose pages evict each other's, again and again."""
+    """Room for two sequences of the four, whose blocks evict each other's, again and again."""
     with engine_of(model, "none", max_model_len=40, scheduler={"max_num_seqs": 2}) as engine:
         pool = engine.prepared.ledger
         room = sum(n * size for n, size in zip(pool.num_blocks, pool.block_bytes, strict=True))

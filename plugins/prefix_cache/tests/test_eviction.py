@@ -1,4 +1,4 @@
-"""Which page goes first, and what it costs to find it."""
+"""Which block goes first, and what it costs to find it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def of(tokens: Iterable[int], priority: int = 0) -> Prefix:
     return Prefix(plain.token_ids, plain.salt, priority)
 
 
-def anything(page: int) -> bool:
+def anything(block: int) -> bool:
     return True
 
 
@@ -38,21 +38,21 @@ def evict_all(cache: TrieCache, evictable: Callable[[int], bool] = anything) -> 
 
 
 class Asked:
-    """Whether a page is evictable: not those in use. Counts how often it is asked."""
+    """Whether a block is evictable: not those in use. Counts how often it is asked."""
 
     def __init__(self, in_use: Iterable[int] = ()) -> None:
         self.in_use = set(in_use)
         self.count = 0
 
-    def __call__(self, page: int) -> bool:
+    def __call__(self, block: int) -> bool:
         self.count += 1
-        return page not in self.in_use
+        return block not in self.in_use
 
 
 def test_the_least_recently_used_goes_first() -> None:
     cache = make()
-    for page, token in enumerate([10, 20, 30], start=1):
-        cache.publish(of([token]), [[page]])
+    for block, token in enumerate([10, 20, 30], start=1):
+        cache.publish(of([token]), [[block]])
     cache.use(of([10]), 1)
     assert evict_all(cache) == [2, 3, 1]
 
@@ -93,30 +93,30 @@ def test_use_of_a_beginning_does_not_save_what_follows() -> None:
 def test_the_order_is_that_of_the_whole_paths_times(seed: int) -> None:
     """Each use stamps all beginnings of the text; of those that nothing follows, the oldest goes."""
     rng, cache = random.Random(seed), make()
-    pages: dict[tuple[int, ...], int] = {}
+    blocks: dict[tuple[int, ...], int] = {}
     times: dict[tuple[int, ...], int] = {}
     for now in range(200):
         text = tuple(rng.choices(range(2), k=rng.randint(1, 7)))
         ends = [text[: n + 1] for n in range(len(text))]
-        known = [end for end in ends if end in pages]
+        known = [end for end in ends if end in blocks]
         if rng.random() < 0.4:
             cache.use(of(text), len(known))
             times |= dict.fromkeys(known, now)
         elif rng.random() < 0.6:
-            fresh = iter(sorted(set(range(1, 500)) - set(pages.values())))
-            pages |= {end: next(fresh) for end in ends if end not in pages}
-            cache.publish(of(text), [[pages[end] for end in ends]])
+            fresh = iter(sorted(set(range(1, 500)) - set(blocks.values())))
+            blocks |= {end: next(fresh) for end in ends if end not in blocks}
+            cache.publish(of(text), [[blocks[end] for end in ends]])
             times |= dict.fromkeys(ends, now)
-        elif pages:
-            parents = {end[:-1] for end in pages}
-            oldest = min((end for end in pages if end not in parents), key=lambda end: times[end])
-            assert cache.evict(0, 1, anything) == [pages.pop(oldest)]
+        elif blocks:
+            parents = {end[:-1] for end in blocks}
+            oldest = min((end for end in blocks if end not in parents), key=lambda end: times[end])
+            assert cache.evict(0, 1, anything) == [blocks.pop(oldest)]
 
 
-def test_pages_of_the_least_important_go_first() -> None:
+def test_blocks_of_the_least_important_go_first() -> None:
     cache = make("priority")
-    for page, priority in enumerate([0, 5, -3, 5, 0], start=1):
-        cache.publish(of([page], priority), [[page]])
+    for block, priority in enumerate([0, 5, -3, 5, 0], start=1):
+        cache.publish(of([block], priority), [[block]])
     assert evict_all(cache) == [2, 4, 1, 5, 3]
 
 
@@ -128,7 +128,7 @@ def test_what_an_important_request_shares_is_important() -> None:
     assert evict_all(cache) == [3, 5, 4, 2, 1]
     cache.publish(of([1, 2], 5), [[1, 2]])
     cache.publish(of([7, 8], 0), [[4, 5]])
-    assert evict_all(cache) == [2, 1, 5, 4], "importance ends with the page"
+    assert evict_all(cache) == [2, 1, 5, 4], "importance ends with the block"
 
 
 def test_a_lesser_use_takes_no_importance_away() -> None:
@@ -157,10 +157,10 @@ def test_the_important_child_of_an_unimportant_beginning_keeps_it() -> None:
 
 
 @pytest.mark.parametrize("eviction", ["lru", "priority"])
-def test_a_page_that_is_let_go_can_be_evicted_again(eviction: str) -> None:
+def test_a_block_that_is_let_go_can_be_evicted_again(eviction: str) -> None:
     cache, asked = make(eviction), Asked([1, 2, 3])
-    for page in range(1, 7):
-        cache.publish(of([page]), [[page]])
+    for block in range(1, 7):
+        cache.publish(of([block]), [[block]])
     assert evict_all(cache, asked) == [4, 5, 6]
     asked.in_use = {1, 3}
     assert evict_all(cache, asked) == [2]
@@ -169,20 +169,20 @@ def test_a_page_that_is_let_go_can_be_evicted_again(eviction: str) -> None:
 
 
 def test_what_was_in_use_is_not_forgotten_behind_all_others() -> None:
-    """A page that was held once when others were wanted gets its turn again, as of that time."""
+    """A block that was held once when others were wanted gets its turn again, as of that time."""
     cache, asked = make(), Asked([1])
-    for page in range(1, 11):
-        cache.publish(of([page]), [[page]])
+    for block in range(1, 11):
+        cache.publish(of([block]), [[block]])
     assert cache.evict(0, 2, asked) == [2, 3]
     asked.in_use = set()
-    for page in range(11, 21):
-        cache.publish(of([page]), [[page]])
+    for block in range(11, 21):
+        cache.publish(of([block]), [[block]])
     order = evict_all(cache, asked)
     assert order == [4, 5, 6, 7, 8, 9, 10, 1, *range(11, 21)]
 
 
 def test_the_beginning_is_evicted_when_all_that_follows_is_in_use() -> None:
-    """Two sequences computed the same beginning; the one whose pages have the names has ended."""
+    """Two sequences computed the same beginning; the one whose blocks have the names has ended."""
     cache, asked = make(), Asked([5, 6])
     cache.publish(of([1, 2, 3]), [[1, 2, 3]])
     cache.publish(of([1, 2, 3, 4, 5]), [[7, 8, 9, 5, 6]])
@@ -194,7 +194,7 @@ def test_the_beginning_is_evicted_when_all_that_follows_is_in_use() -> None:
     assert cache.match(of([1, 2, 3, 4, 5]), 5).num_tokens == 0
 
 
-def test_pages_of_a_window_go_in_order_of_use_alone() -> None:
+def test_blocks_of_a_window_go_in_order_of_use_alone() -> None:
     cache = make(window=3)
     cache.publish(of(range(4)), [[1, 2, 3, 4]])
     cache.publish(of([9]), [[5]])
@@ -202,22 +202,22 @@ def test_pages_of_a_window_go_in_order_of_use_alone() -> None:
     assert evict_all(cache) == [2, 1, 5, 4, 3], "the window of the last use holds 3 and 4"
 
 
-def test_names_are_gone_before_their_pages_return() -> None:
+def test_names_are_gone_before_their_blocks_return() -> None:
     cache = make()
     cache.publish(of([1, 2, 3]), [[1, 2, 3]])
 
-    def evictable(page: int) -> bool:
-        assert page in cache.match(of([1, 2, 3]), 3).pages[0]
+    def evictable(block: int) -> bool:
+        assert block in cache.match(of([1, 2, 3]), 3).blocks[0]
         return True
 
     for left in (2, 1, 0):
-        (page,) = cache.evict(0, 1, evictable)
-        assert page == left + 1
+        (block,) = cache.evict(0, 1, evictable)
+        assert block == left + 1
         assert cache.match(of([1, 2, 3]), 3).num_tokens == left
 
 
 def fill(cache: TrieCache, texts: Sequence[int], num_blocks: int) -> None:
-    """Texts of so many blocks each; the page of block b of text t is t * num_blocks + b + 1."""
+    """Texts of so many blocks each; the number of block b of text t is t * num_blocks + b + 1."""
     for text in texts:
         first = text * num_blocks + 1
         tokens = range(10 * text, 10 * text + num_blocks)
@@ -226,16 +226,16 @@ def fill(cache: TrieCache, texts: Sequence[int], num_blocks: int) -> None:
 
 @pytest.mark.parametrize("window", [None, 10])
 @pytest.mark.parametrize("eviction", ["lru", "priority"])
-def test_pages_in_use_do_not_make_eviction_slow(eviction: str, window: int | None) -> None:
+def test_blocks_in_use_do_not_make_eviction_slow(eviction: str, window: int | None) -> None:
     """1000 sequences run while one text after another comes and is evicted again: each eviction asks
-    for a few pages, not for those of all that runs."""
+    for a few blocks, not for those of all that runs."""
     cache = make(eviction, window)
     fill(cache, range(500), 2)
     asked = Asked(range(1, 1001))
     asked.count = 0
-    for page in range(2000, 6000):
-        cache.publish(of([100_000 + page]), [[page]])
-        assert cache.evict(0, 1, asked) == [page]
+    for block in range(2000, 6000):
+        cache.publish(of([100_000 + block]), [[block]])
+        assert cache.evict(0, 1, asked) == [block]
     assert asked.count < 4 * 4000 + 1000
 
 
@@ -253,5 +253,5 @@ def test_sequences_that_end_in_any_order_are_found_at_once_on_average() -> None:
     assert asked.count < 10 * num_evicted
 
 
-def evict_all_of(cache: TrieCache, num_pages: int, evictable: Callable[[int], bool]) -> list[int]:
-    return [page for _ in range(num_pages) for page in cache.evict(0, 1, evictable)]
+def evict_all_of(cache: TrieCache, num_blocks: int, evictable: Callable[[int], bool]) -> list[int]:
+    return [block for _ in range(num_blocks) for block in cache.evict(0, 1, evictable)]

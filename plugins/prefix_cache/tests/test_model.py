@@ -1,5 +1,5 @@
 """Against a dictionary of all beginnings: an engine in small plays sequences over a pool that is too
-small for them, and knows what each page holds."""
+small for them, and knows what each block holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pegboard_prefix_cache.options import TrieOptions
 from pegboard_prefix_cache.tree import HashBlock
 
 Key = tuple[str, tuple[int, ...]]
-"""Salt, and all tokens up to the end of a page."""
+"""Salt, and all tokens up to the end of a block."""
 
 MAX_TOKENS = 16
 NUM_SLOTS = 24
@@ -55,7 +55,7 @@ def hash_of_bits(num_bits: int) -> HashBlock:
 
 @dataclass
 class Running:
-    """A sequence: its text, and its pages in each group; 0 where its window gave one back."""
+    """A sequence: its text, and its blocks in each group; 0 where its window gave one back."""
 
     tokens: tuple[int, ...]
     salt: str
@@ -91,12 +91,12 @@ class SmallEngine:
         prefix = self._prefix(tokens, salt, priority)
         hit = self.cache.match(prefix, len(tokens))
         self._check_hit(hit, tokens, salt)
-        seq = Running(tokens, salt, priority, [list(pages) for pages in hit.pages])
+        seq = Running(tokens, salt, priority, [list(blocks) for blocks in hit.blocks])
         for group, table in enumerate(seq.tables):
             table[:] = [
                 p if self._sees(group, hit.num_tokens, b) else 0 for b, p in enumerate(table)
             ]
-            self.owners[group].update(page for page in table if page)
+            self.owners[group].update(block for block in table if block)
         if hit.num_tokens:
             self.cache.use(prefix, hit.num_tokens)
         self.running.append(seq)
@@ -110,42 +110,42 @@ class SmallEngine:
             table.extend(new)
 
     def publish(self, index: int) -> None:
-        """Names a sequence's pages; then its windows give back what no later token sees."""
+        """Names a sequence's blocks; then its windows give back what no later token sees."""
         seq = self.running[index % len(self.running)]
         prefix = self._prefix(seq.tokens, seq.salt, seq.priority)
         expected = set()
         for group, table in enumerate(seq.tables):
-            for block, page in enumerate(table):
-                key = (seq.salt, seq.tokens[: (block + 1) * self.sizes[group]])
-                if page and key not in self.names[group]:
-                    self.names[group][key] = page
-                    expected.add((group, page))
+            for entry, block in enumerate(table):
+                key = (seq.salt, seq.tokens[: (entry + 1) * self.sizes[group]])
+                if block and key not in self.names[group]:
+                    self.names[group][key] = block
+                    expected.add((group, block))
         new = self.cache.publish(prefix, [list(table) for table in seq.tables])
         assert len(new) == len(expected) and set(new) == expected
         for group, table in enumerate(seq.tables):
-            for block, page in enumerate(table):
-                if page and not self._sees(group, len(seq.tokens), block):
-                    table[block] = 0
-                    self._let_go(group, page)
+            for entry, block in enumerate(table):
+                if block and not self._sees(group, len(seq.tokens), entry):
+                    table[entry] = 0
+                    self._let_go(group, block)
 
     def end(self, index: int) -> None:
         seq = self.running.pop(index % len(self.running))
         for group, table in enumerate(seq.tables):
-            for page in filter(None, table):
-                self._let_go(group, page)
+            for block in filter(None, table):
+                self._let_go(group, block)
 
     def clear(self) -> None:
-        named = [(g, page) for g, names in enumerate(self.names) for page in names.values()]
+        named = [(g, block) for g, names in enumerate(self.names) for block in names.values()]
         cleared = self.cache.clear()
         assert len(cleared) == len(named) and set(cleared) == set(named)
         for group, names in enumerate(self.names):
-            pages = list(names.values())
+            blocks = list(names.values())
             names.clear()
-            self.free[group].extend(page for page in pages if not self.owners[group][page])
+            self.free[group].extend(block for block in blocks if not self.owners[group][block])
 
-    def check_pages(self) -> None:
+    def check_blocks(self) -> None:
         for group, total in enumerate(self.totals):
-            used = {page for page, count in self.owners[group].items() if count}
+            used = {block for block, count in self.owners[group].items() if count}
             used |= set(self.names[group].values())
             assert used.isdisjoint(self.free[group])
             assert len(used) + len(self.free[group]) == total
@@ -157,57 +157,57 @@ class SmallEngine:
         ]
         best = next(n for n in range(len(tokens), -1, -self.stride) if self._suffices(known, n))
         assert hit.num_tokens == best
-        for group, pages in enumerate(hit.pages):
-            assert len(pages) == best // self.sizes[group]
-            for block, page in enumerate(pages):
-                assert page == known[group][block] or not self._sees(group, best, block)
+        for group, blocks in enumerate(hit.blocks):
+            assert len(blocks) == best // self.sizes[group]
+            for entry, block in enumerate(blocks):
+                assert block == known[group][entry] or not self._sees(group, best, entry)
 
     def _suffices(self, known: list[list[int]], num_tokens: int) -> bool:
         return all(
-            known[group][block]
+            known[group][entry]
             for group, size in enumerate(self.sizes)
-            for block in range(num_tokens // size)
-            if self._sees(group, num_tokens, block)
+            for entry in range(num_tokens // size)
+            if self._sees(group, num_tokens, entry)
         )
 
-    def _sees(self, group: int, num_tokens: int, block: int) -> bool:
+    def _sees(self, group: int, num_tokens: int, entry: int) -> bool:
         """Whether the token after the first `num_tokens` attends to the block."""
         window = self.windows[group]
-        return window is None or (block + 1) * self.sizes[group] > num_tokens - window + 1
+        return window is None or (entry + 1) * self.sizes[group] > num_tokens - window + 1
 
-    def _make_free(self, group: int, num_pages: int) -> bool:
-        missing = num_pages - len(self.free[group])
+    def _make_free(self, group: int, num_blocks: int) -> bool:
+        missing = num_blocks - len(self.free[group])
         if missing <= 0:
             return True
         owners, names = self.owners[group], self.names[group]
-        available = sum(not owners[page] for page in names.values())
-        victims = list(self.cache.evict(group, missing, lambda page: not owners[page]))
+        available = sum(not owners[block] for block in names.values())
+        victims = list(self.cache.evict(group, missing, lambda block: not owners[block]))
         assert len(victims) == min(missing, available), "what nobody holds can be evicted"
-        keys = {page: key for key, page in names.items()}
-        for page in victims:
-            assert not owners[page]
+        keys = {block: key for key, block in names.items()}
+        for block in victims:
+            assert not owners[block]
             if self.windows[group] is None:
-                self._check_is_leaf(group, keys[page])
-            del names[keys[page]]
+                self._check_is_leaf(group, keys[block])
+            del names[keys[block]]
         self.free[group].extend(victims)
         return missing <= len(victims)
 
     def _check_is_leaf(self, group: int, key: Key) -> None:
-        """Whether nothing follows the page, unless some of that is in use. Past a gap, nothing does."""
+        """Whether nothing follows the block, unless some of that is in use. Past a gap, nothing does."""
         salt, tokens = key
         following = {
-            other: page
-            for (other_salt, other), page in self.names[group].items()
+            other: block
+            for (other_salt, other), block in self.names[group].items()
             if other_salt == salt and len(other) > len(tokens) and other[: len(tokens)] == tokens
         }
-        if not any(self.owners[group][page] for page in following.values()):
+        if not any(self.owners[group][block] for block in following.values()):
             end = len(tokens) + self.sizes[group]
             assert all(len(other) != end for other in following), "not a leaf"
 
-    def _let_go(self, group: int, page: int) -> None:
-        self.owners[group][page] -= 1
-        if not self.owners[group][page] and page not in self.names[group].values():
-            self.free[group].append(page)
+    def _let_go(self, group: int, block: int) -> None:
+        self.owners[group][block] -= 1
+        if not self.owners[group][block] and block not in self.names[group].values():
+            self.free[group].append(block)
 
     @staticmethod
     def _prefix(tokens: tuple[int, ...], salt: str, priority: int) -> Prefix:
@@ -246,9 +246,9 @@ class SmallEngineMachine(RuleBasedStateMachine):
         self.engine.clear()
 
     @invariant()
-    def pages_are_somewhere(self) -> None:
+    def blocks_are_somewhere(self) -> None:
         if hasattr(self, "engine"):
-            self.engine.check_pages()
+            self.engine.check_blocks()
 
 
 TestSmallEngine = SmallEngineMachine.TestCase
@@ -269,7 +269,7 @@ def play(kind: Kind, seed: int, num_operations: int) -> SmallEngine:
             engine.end(rng.randrange(9))
         else:
             engine.clear()
-    engine.check_pages()
+    engine.check_blocks()
     return engine
 
 

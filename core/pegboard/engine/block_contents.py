@@ -1,4 +1,4 @@
-"""What each page holds, as the engine itself knows it: the check on what a prefix cache says."""
+"""What each block holds, as the engine itself knows it: the check on what a prefix cache says."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 DIGEST_BYTES = 16
 
 
-class PageContents:
-    """A digest of all tokens up to a page's end, for each page that a forward has completed.
+class BlockContents:
+    """A digest of all tokens up to a block's end, for each block that a forward has completed.
 
-    It is noted when the tokens are committed and dropped when the page is handed out again, so a page
+    It is noted when the tokens are committed and dropped when the block is handed out again, so a block
     with the right digest holds the right KV, whatever a cache may say.
     """
 
@@ -27,47 +27,47 @@ class PageContents:
         self._groups = groups
         self._digests: dict[tuple[int, int], bytes] = {}
 
-    def note(self, seq: EngineSequence, group: int, pages: Sequence[int], first: int) -> None:
-        """The pages from the `first` on are complete; 0: the window gave one back."""
-        digests = seq.prefix_digests(self._groups[group].block_size, len(pages))
-        for block in range(first, len(pages)):
-            if pages[block]:
-                self._digests[group, pages[block]] = digests[block]
+    def note(self, seq: EngineSequence, group: int, blocks: Sequence[int], first: int) -> None:
+        """The blocks from the `first` on are complete; 0: the window gave one back."""
+        digests = seq.prefix_digests(self._groups[group].block_size, len(blocks))
+        for entry in range(first, len(blocks)):
+            if blocks[entry]:
+                self._digests[group, blocks[entry]] = digests[entry]
 
-    def digest(self, group: int, page: int) -> bytes | None:
-        """Of what the page holds; None: nothing that is known."""
-        return self._digests.get((group, page))
+    def digest(self, group: int, block: int) -> bytes | None:
+        """Of what the block holds; None: nothing that is known."""
+        return self._digests.get((group, block))
 
     def clear(self) -> None:
         """Nothing computed so far may be found again."""
         self._digests.clear()
 
     def drop(self, growth: Growth) -> bool:
-        """These pages are handed out, and will be written to. Returns whether one held anything."""
+        """These blocks are handed out, and will be written to. Returns whether one held anything."""
         held = False
         for group, slots in enumerate(growth.slots):
-            for _, page in slots:
-                held |= self._digests.pop((group, page), None) is not None
+            for _, block in slots:
+                held |= self._digests.pop((group, block), None) is not None
         return held
 
     def confirm(self, seq: EngineSequence, hit: Hit, limit: int) -> bool:
-        """Whether the hit's pages hold the sequence's first tokens, at most `limit` of them."""
+        """Whether the hit's blocks hold the sequence's first tokens, at most `limit` of them."""
         return (
             0 < hit.num_tokens <= limit
-            and len(hit.pages) == len(self._groups)
+            and len(hit.blocks) == len(self._groups)
             and all(self._holds(seq, group, hit) for group in range(len(self._groups)))
         )
 
     def _holds(self, seq: EngineSequence, group: int, hit: Hit) -> bool:
         size = self._groups[group].block_size
-        pages = hit.pages[group]
-        if hit.num_tokens % size or len(pages) * size != hit.num_tokens:
+        blocks = hit.blocks[group]
+        if hit.num_tokens % size or len(blocks) * size != hit.num_tokens:
             return False
-        digests = seq.prefix_digests(size, len(pages))
+        digests = seq.prefix_digests(size, len(blocks))
         unseen = num_unseen_blocks(self._groups[group], hit.num_tokens)
         return all(
-            (page == 0 and block < unseen) or self._digests.get((group, page)) == digest
-            for block, (page, digest) in enumerate(zip(pages, digests, strict=False))
+            (block == 0 and entry < unseen) or self._digests.get((group, block)) == digest
+            for entry, (block, digest) in enumerate(zip(blocks, digests, strict=False))
         )
 
 

@@ -1,4 +1,4 @@
-"""`kv_cache.verify`: a cached page whose bytes have changed is never served."""
+"""`kv_cache.verify`: a cached block whose bytes have changed is never served."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pegboard import Engine, SamplingParams
 from pegboard.cli.check import report
 from pegboard.compose import prepare
 from pegboard.config import Config
-from pegboard.engine.page_checksums import PageChecksums
+from pegboard.engine.block_checksums import BlockChecksums
 from pegboard.errors import CompositionRefused
 from pegboard.interfaces.executor import Executor
 from pegboard.interfaces.kv_allocator import Growth
@@ -46,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Verified:
-    """An engine on the tiny model that compares pages, and its worker's KV."""
+    """An engine on the tiny model that compares blocks, and its worker's KV."""
 
     def __init__(self, model: Path, **kv_cache: Any) -> None:
         config = {
@@ -71,15 +71,15 @@ class Verified:
                 num_cached = delta.num_cached_tokens
         return tuple(tokens), num_cached
 
-    def cached_pages(self) -> list[int]:
+    def cached_blocks(self) -> list[int]:
         """By the length of what they end."""
         names = self.cache.names[0]
         return [names[key] for key in sorted(names, key=lambda key: len(key[1]))]
 
-    def flip_a_bit(self, layer: int, page: int) -> None:
+    def flip_a_bit(self, layer: int, block: int) -> None:
         kv = self.engine.core._parts.executor._worker._running().kv
         tensor = list(kv[layer].values())[-1]
-        tensor[page].view(torch.uint8).view(-1)[5] ^= 1
+        tensor[block].view(torch.uint8).view(-1)[5] ^= 1
 
 
 def _cache(groups: Any) -> DictCache:
@@ -102,27 +102,27 @@ def test_what_has_not_changed_is_served(verified: Verified) -> None:
 
 
 @pytest.mark.parametrize("layer", [0, -1])
-def test_a_changed_page_is_refused_and_the_tokens_stay(verified: Verified, layer: int) -> None:
+def test_a_changed_block_is_refused_and_the_tokens_stay(verified: Verified, layer: int) -> None:
     first, _ = verified.run()
-    page = verified.cached_pages()[2]
-    verified.flip_a_bit(layer, page)
+    block = verified.cached_blocks()[2]
+    verified.flip_a_bit(layer, block)
     assert verified.run() == (first, 0)
     [error] = verified.listening.errors
-    assert error.kind == "PageChanged" and f"page {page} of group 0" in error.message
+    assert error.kind == "BlockChanged" and f"block {block} of group 0" in error.message
     # Its name is not used again, and nobody is told twice; what ends before it still is.
     assert verified.run() == (first, 0)
     assert verified.run((*PROMPT[:20], 5, 6, 7))[1] == 16
     assert len(verified.listening.errors) == 1
 
 
-def test_a_page_that_is_handed_out_anew_is_trusted_again(model: Path) -> None:
+def test_a_block_that_is_handed_out_anew_is_trusted_again(model: Path) -> None:
     verified = Verified(model, memory=40 * 8 * 24 * 2 * 2 * 4)
     try:
-        num_pages = verified.engine.core.ledger()[0].total
+        num_blocks = verified.engine.core.ledger()[0].total
         first, _ = verified.run()
-        verified.flip_a_bit(0, verified.cached_pages()[2])
+        verified.flip_a_bit(0, verified.cached_blocks()[2])
         assert verified.run() == (first, 0)
-        for number in range(2 * num_pages // 4):
+        for number in range(2 * num_blocks // 4):
             verified.run(tuple(100 + number for _ in range(40)))
         verified.run()
         assert verified.run() == (first, 40)
@@ -133,7 +133,7 @@ def test_a_page_that_is_handed_out_anew_is_trusted_again(model: Path) -> None:
 
 def test_a_reset_forgets_what_was_changed(verified: Verified) -> None:
     first, _ = verified.run()
-    verified.flip_a_bit(0, verified.cached_pages()[0])
+    verified.flip_a_bit(0, verified.cached_blocks()[0])
     assert verified.run() == (first, 0)
     verified.engine.reset_prefix_cache()
     assert verified.run() == (first, 0)
@@ -153,10 +153,12 @@ def test_without_a_prefix_cache_it_would_do_nothing(model: Path) -> None:
 
 
 class Ranks(Executor):
-    """Workers whose pages are numbers."""
+    """Workers whose blocks are numbers."""
 
     def __init__(self, num_ranks: int) -> None:
-        self.pages = [{page: 10 * page + rank for page in range(9)} for rank in range(num_ranks)]
+        self.blocks = [
+            {block: 10 * block + rank for block in range(9)} for rank in range(num_ranks)
+        ]
 
     def start(self) -> None: ...
 
@@ -164,8 +166,8 @@ class Ranks(Executor):
         raise NotImplementedError
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        group, pages = arguments
-        return [[held[page] + group for page in pages] for held in self.pages]
+        group, blocks = arguments
+        return [[held[block] + group for block in blocks] for held in self.blocks]
 
     def health(self) -> str | None:
         return None
@@ -176,38 +178,38 @@ class Ranks(Executor):
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_change_on_any_rank_counts(rank: int) -> None:
     executor, told = Ranks(3), list[str]()
-    checksums = PageChecksums(executor, told.append)
+    checksums = BlockChecksums(executor, told.append)
     for group in (0, 1):
         checksums.note(group, (0, 1, 2, 3))
     assert checksums.confirm(((1, 2, 3), (0, 0, 3)))
-    executor.pages[rank][2] += 1
+    executor.blocks[rank][2] += 1
     assert checksums.confirm(((1,), (0, 0, 3))) and not told
     assert not checksums.confirm(((1, 2), (1,)))
-    assert len(told) == 1 and "page 2 of group 0" in told[0]
+    assert len(told) == 1 and "block 2 of group 0" in told[0]
     assert checksums.distrusts(Hit(8, ((1, 2), (1, 3))))
     assert not checksums.distrusts(Hit(8, ((1, 3), (1, 2))))
     checksums.drop(Growth((((0, 2),), ()), ((), ())))
     assert not checksums.distrusts(Hit(8, ((1, 2), (1, 3))))
 
 
-def test_a_page_nobody_has_a_checksum_of_has_changed() -> None:
+def test_a_block_nobody_has_a_checksum_of_has_changed() -> None:
     told: list[str] = []
-    checksums: Any = PageChecksums(Ranks(1), told.append)
+    checksums: Any = BlockChecksums(Ranks(1), told.append)
     assert not checksums.confirm(((4,),)) and told
 
 
 Make = Callable[..., Any]
 
 
-def test_pages_that_left_the_window_are_not_read(
+def test_blocks_that_left_the_window_are_not_read(
     bench: Make, dict_cache: Any, expected: Callable[..., tuple[int, ...]]
 ) -> None:
-    engine = bench(cache=dict_cache, windows=(8,), verifies_pages=True)
+    engine = bench(cache=dict_cache, windows=(8,), verifies_blocks=True)
     asked: list[int] = []
 
-    def checksums(method: str, group: int, pages: list[int]) -> list[list[int]]:
-        asked.extend(pages)
-        return [list(pages)]
+    def checksums(method: str, group: int, blocks: list[int]) -> list[list[int]]:
+        asked.extend(blocks)
+        return [list(blocks)]
 
     engine.worker.call = checksums
     for name in "ab":
