@@ -233,12 +233,14 @@ class PrefixCacheContract:
         cache = Published(make, data.draw(st.sampled_from(self.block_sizes)))
         texts = st.lists(st.integers(0, 1), min_size=8, max_size=8)
         salts = st.sampled_from(["", "b"])
+        known = [data.draw(texts)]
         for _ in range(data.draw(st.integers(1, 12))):
             match data.draw(st.sampled_from(["publish", "match", "evict"])):
                 case "publish":
-                    cache.publish(data.draw(texts), data.draw(salts))
+                    known.append(data.draw(texts))
+                    cache.publish(known[-1], data.draw(salts))
                 case "match":
-                    tokens = data.draw(texts)
+                    tokens = data.draw(st.sampled_from(known) | texts)
                     cache.match(tokens, data.draw(st.integers(0, 8)), data.draw(salts))
                 case _:
                     group = data.draw(st.integers(0, len(cache.sizes) - 1))
