@@ -35,7 +35,6 @@ from pegboard.config_values import (
     Text,
     Texts,
     one_of,
-    refused,
     switch,
 )
 
@@ -64,6 +63,11 @@ class Choice(Section):
         if value is None:
             return {"name": "none"}
         return {"name": value} if isinstance(value, (str, bool, int, float)) else value
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the config names an implementation, and does not leave it open or to the default."""
+        return "name" in self.model_fields_set and self.name not in ("auto", "on")
 
 
 class KVCacheConfig(Section):
@@ -104,7 +108,7 @@ class SchedulerChoice(Choice):
 
 
 class DrafterChoice(Choice):
-    """The drafter of speculative decoding.
+    """The drafter of speculative decoding; with `none`, its other settings are refused.
 
     Attributes:
         model: reference of the draft model, for a drafter that has one.
@@ -113,16 +117,11 @@ class DrafterChoice(Choice):
         verification: `exact` never changes a token; `rejection` keeps only the distribution.
     """
 
+    name: Text = "none"
     model: OptionalText = None
     num_speculative_tokens: AutoCount = "auto"
     policy: Choice = Choice(name="auto")
     verification: Annotated[Verification, one_of(Verification)] = "exact"
-
-    @model_validator(mode="after")
-    def _refuse_settings_of_no_drafter(self) -> Self:
-        if self.name == "none" and self != DrafterChoice.model_construct(name="none"):
-            raise refused("'none' has no settings", fix="name a drafter, or leave them out")
-        return self
 
 
 class ExecutorChoice(Choice):
@@ -131,7 +130,6 @@ class ExecutorChoice(Choice):
     name: Text = "local"
     tensor_parallel: Count = 1
     pipeline_parallel: Count = 1
-    data_parallel: Count = 1
 
 
 class PluginsConfig(Section):
@@ -279,7 +277,7 @@ class Config(Section):
     attention: Choice = Choice(name="auto")
     quantizer: Choice = Choice(name="auto")
     kernels: Kernels = "auto"
-    drafter: DrafterChoice = DrafterChoice(name="none")
+    drafter: DrafterChoice = DrafterChoice()
     logits_processors: list[Choice] = Field(default_factory=list)
     executor: ExecutorChoice = ExecutorChoice()
     kv_transfer: Choice = Choice(name="none")

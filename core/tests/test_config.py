@@ -176,8 +176,7 @@ def test_a_key_like_no_other_suggests_nothing() -> None:
         ({"plugins": {"load": "x.py"}}, "plugins.load: 'x.py'; allowed: a list of texts"),
         ({"kernels": {"linear": 3}}, "kernels: 3; allowed: a text"),
         ({"attention": {"name": "t", "options": [1]}}, "attention.options: [1]; allowed: a mapping"),
-        ({"drafter": {"model": "x"}}, "drafter.name: missing"),
-        ({"drafter": {"name": "none", "model": "x"}}, "drafter: 'none' has no settings"),
+        ({"executor": {"data_parallel": 2}}, "executor.data_parallel: unknown key"),
         ({"drafter": {"name": "e", "verification": "exac"}}, "did you mean 'exact'?"),
     ],
 )  # fmt: skip

@@ -96,7 +96,7 @@ def report(config: Config, composition: Composition, ledger: Ledger) -> dict[str
         "max_model_len": _value(config, why, "max_model_len", composition.max_model_len),
         "max_step_ms": _value(config, why, "scheduler.max_step_ms", composition.max_step_ms),
         "block_sizes": [group.block_size for group in composition.groups],
-        "verify_kv": config.kv_cache.verify,
+        "verify_kv": composition.verifies_kv,
         "parts": [
             _part(config, why, interface, part) for interface, part in composition.parts.items()
         ],

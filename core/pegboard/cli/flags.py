@@ -41,7 +41,7 @@ class Flag:
     @property
     def names(self) -> tuple[str, ...]:
         """All ways to type it."""
-        return (self.name,) if self.short is None else (self.name, self.short)
+        return _names(self)
 
     @property
     def parameter(self) -> str:
@@ -57,16 +57,27 @@ class RefusedFlag:
         why: what is so here.
         fix: what to do instead.
         type: of the argument; bool: it takes none.
+        short: a second way to type it.
     """
 
     name: str
     why: str
     fix: str = "leave it out"
     type: Any = str
+    short: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All ways to type it."""
+        return _names(self)
 
     @property
     def parameter(self) -> str:
         return f"refused_{_parameter_name(self.name)}"
+
+
+def _names(flag: Flag | RefusedFlag) -> tuple[str, ...]:
+    return (flag.name,) if flag.short is None else (flag.name, flag.short)
 
 
 def _parameter_name(flag: str) -> str:
@@ -216,13 +227,6 @@ FLAGS: tuple[Flag, ...] = (
         _number,
         short="-pp",
     ),
-    Flag(
-        "--data-parallel-size",
-        "executor.data_parallel",
-        "Copies of the model.",
-        _number,
-        short="-dp",
-    ),
     Flag("--host", "server.host", "Address to listen on.", _text),
     Flag("--port", "server.port", "Port to listen on; 0: a free one.", _number),
     Flag(
@@ -268,6 +272,12 @@ REFUSED_FLAGS: tuple[RefusedFlag, ...] = (
     RefusedFlag("--enable-auto-tool-choice", "calls of tools are left in the text", type=bool),
     RefusedFlag("--tool-call-parser", "calls of tools are left in the text"),
     RefusedFlag("--reasoning-parser", "reasoning is left in the text"),
+    RefusedFlag(
+        "--data-parallel-size",
+        "a server runs one engine, without replicas",
+        "start several servers behind a load balancer",
+        short="-dp",
+    ),
     RefusedFlag("--enable-expert-parallel", "mixtures of experts are not supported", type=bool),
     RefusedFlag("--swap-space", "a preempted sequence is computed anew, not swapped"),
     RefusedFlag("--cpu-offload-gb", "weights are not offloaded"),

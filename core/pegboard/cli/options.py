@@ -116,7 +116,7 @@ def _common_parameters(flags: Sequence[Flag]) -> Iterator[inspect.Parameter]:
         option = typer.Option(*flag.names, help=flag.help, metavar=flag.metavar)
         yield _parameter(flag.parameter, option, flag.type)
     for refused in REFUSED_FLAGS:
-        yield _parameter(refused.parameter, typer.Option(refused.name, hidden=True), refused.type)
+        yield _parameter(refused.parameter, typer.Option(*refused.names, hidden=True), refused.type)
 
 
 def _parameter(name: str, declaration: Any, kind: Any) -> inspect.Parameter:

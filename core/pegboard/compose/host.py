@@ -146,7 +146,7 @@ def build_engine(
             ),
             executor=build("executor", _executor_context(composition, maker, on_tensor, on_built)),
             caches_prefixes=caches_prefixes,
-            verifies_blocks=prepared.config.kv_cache.verify,
+            verifies_blocks=composition.verifies_kv,
             observers=tuple(make(part, observing) for part in composition.observers),
             max_num_seqs=composition.max_num_seqs,
             max_num_batched_tokens=composition.max_num_batched_tokens,

@@ -15,6 +15,7 @@ from pegboard.checkpoint_ref import locate
 from pegboard.compose.making import parts_of
 from pegboard.config import Config
 from pegboard.errors import (
+    CheckpointError,
     CompositionRefused,
     ConfigError,
     DuplicateName,
@@ -38,7 +39,7 @@ from pegboard.plugins.discovery import Catalog, discover
 from pegboard.plugins.functions import ask
 from pegboard.plugins.guard import guarded
 from pegboard.plugins.inspect import inspect_checkpoint, inspect_model
-from pegboard.plugins.loader import options_of
+from pegboard.plugins.loader import options_of, resolve_model
 from pegboard.plugins.resolver import Inspected, resolve
 from pegboard.regular_files import MAX_TEMPLATE_BYTES, read_text
 from pegboard.sampling_defaults import SamplingDefaults, sampling_defaults
@@ -110,7 +111,7 @@ def prepare(
     composition = resolve(config, inspected, devices, catalog)
     if isinstance(composition, list):
         raise _refusal(composition)
-    refusals = _check_options(composition)
+    refusals = [*_check_options(composition), *_check_draft_model(composition, weights)]
     if refusals:
         raise _refusal(refusals)
     pool = PoolRequest(config.kv_cache.memory, config.max_model_len == "auto")
@@ -241,14 +242,28 @@ def _refusal(refusals: Sequence[Refusal]) -> PluginError | CompositionRefused:
     return CompositionRefused([str(refusal) for refusal in refusals])
 
 
+def _check_draft_model(composition: Composition, weights: Sequence[str]) -> list[Refusal]:
+    """A reference of the drafter's model that leads to nothing."""
+    if composition.draft_model is None:
+        return []
+    try:
+        locate(composition.draft_model, None, weights)
+    except CheckpointError as problem:
+        return [Refusal(code="draft_model", plugin="", message=f"drafter.model: {problem}")]
+    return []
+
+
 def _check_options(composition: Composition) -> list[Refusal]:
-    """Options that do not fit their models."""
+    """Options that do not fit their models. Raises PluginError when a manifest's model cannot be had."""
     refusals = []
     for part in (
         *composition.parts.values(),
+        *(choice.part for choice in composition.kernels),
         *composition.logits_processors,
         *composition.observers,
     ):
+        if part.entry.params is not None:
+            resolve_model(part.entry.params, part.origin)
         try:
             options_of(part)
         except OptionsInvalid as problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
-from pegboard.config import Config
+from pegboard.config import Choice, Config, DrafterChoice
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.model import ModelShape
 from pegboard.plugins.choice import INACTIVE, Chooser
@@ -76,7 +76,8 @@ def check_parts(
         used: all of them, kernels, processors and observers included.
         chooser: collects the reasons.
     """
-    _check_parallel(config, shape, parts, chooser)
+    _check_parallel(config, shape, chooser)
+    _check_kv_transfer(config, chooser)
     _check_drafter(config, parts, chooser)
     _check_verify(config, parts, chooser)
     _check_features(parts, used, chooser)
@@ -88,21 +89,20 @@ def check_parts(
             )
 
 
-def _check_parallel(
-    config: Config, shape: ModelShape, parts: Mapping[str, Part], chooser: Chooser
-) -> None:
-    executor = parts.get("executor")
-    if executor is None:
-        return
-    for kind in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
-        if getattr(config.executor, kind) > 1 and kind not in executor.entry.promises:
-            chooser.refuse(
-                "parallel",
-                f"executor.{kind}: {getattr(config.executor, kind)}, but executor"
-                f" {executor.name!r} runs one worker",
-                plugin=executor.origin.plugin,
-                fix=f"executor.{kind}: 1",
-            )
+def _check_parallel(config: Config, shape: ModelShape, chooser: Chooser) -> None:
+    executors = [part.entry for part in chooser.objects.get("executor", ())]
+    executors += [offer.entry for offer in chooser.catalog.offers("executor")]
+    for kind in ("tensor_parallel", "pipeline_parallel"):
+        size = getattr(config.executor, kind)
+        if size == 1:
+            continue
+        promising = [entry.name for entry in executors if kind in entry.promises]
+        reason = f"no installed executor promises {kind}"
+        if promising:
+            reason = f"a model runs on one device here, whatever {', '.join(promising)} promises"
+        chooser.refuse(
+            "parallel", f"executor.{kind}: {size}, but {reason}", fix=f"executor.{kind}: 1"
+        )
     if config.executor.tensor_parallel not in shape.tensor_parallel:
         chooser.refuse(
             "parallel",
@@ -112,23 +112,63 @@ def _check_parallel(
         )
 
 
+def _check_kv_transfer(config: Config, chooser: Chooser) -> None:
+    name, options = config.kv_transfer.name, config.kv_transfer.options
+    if name != "none":
+        chooser.refuse(
+            "inactive",
+            f"kv_transfer: {name}, but this engine moves no KV yet",
+            fix="kv_transfer: none",
+        )
+    elif options:
+        chooser.refuse(
+            "inactive",
+            "kv_transfer.options: 'none' takes no options",
+            fix="leave out kv_transfer.options",
+        )
+
+
 def _check_drafter(config: Config, parts: Mapping[str, Part], chooser: Chooser) -> None:
     drafter = parts.get("drafter")
-    if drafter is None or INACTIVE in drafter.entry.promises:
+    if drafter is None:
         return
-    asked = {
-        "draft_model": ("model", config.drafter.model is not None),
-        "rejection": ("verification", config.drafter.verification == "rejection"),
-    }
-    for promise, (key, wanted) in asked.items():
-        if wanted and promise not in drafter.entry.promises:
+    if INACTIVE in drafter.entry.promises:
+        _check_no_drafter(config.drafter, drafter, chooser)
+        return
+    if config.drafter.verification == "rejection":
+        chooser.refuse(
+            "inactive",
+            "drafter.verification: rejection, but drafts are verified exactly: nothing installed"
+            " verifies by rejection",
+            fix="leave out drafter.verification",
+        )
+    if config.drafter.model is not None and "draft_model" not in drafter.entry.promises:
+        chooser.refuse(
+            "inactive",
+            f"drafter.model: drafter {drafter.name!r} does nothing with {config.drafter.model!r}",
+            plugin=drafter.origin.plugin,
+            fix="leave out drafter.model",
+        )
+
+
+def _check_no_drafter(asked: DrafterChoice, none: Part, chooser: Chooser) -> None:
+    """Reasons against what is asked of a drafter where there is none."""
+    default = DrafterChoice()
+    for key in ("model", "num_speculative_tokens", "policy", "verification"):
+        said = getattr(asked, key)
+        if said != getattr(default, key):
+            value = said.name if isinstance(said, Choice) else said
             chooser.refuse(
                 "inactive",
-                f"drafter.{key}: drafter {drafter.name!r} does nothing with"
-                f" {getattr(config.drafter, key)!r}",
-                plugin=drafter.origin.plugin,
-                fix=f"leave out drafter.{key}",
+                f"drafter.{key}: {value}, but drafter {none.name!r} guesses nothing",
+                fix=f"name a drafter, or leave out drafter.{key}",
             )
+    for policy in chooser.objects.get("speculation_policy", ()):
+        chooser.refuse(
+            "inactive",
+            f"speculation_policy: {policy.name} was given, but drafter {none.name!r} guesses nothing",
+            fix="name a drafter",
+        )
 
 
 def _check_verify(config: Config, parts: Mapping[str, Part], chooser: Chooser) -> None:

@@ -30,6 +30,7 @@ class Wanted:
         name: a plugin's name, `auto`, `on` (auto without `none`) or `none`.
         options: its options.
         options_path: their path in the config.
+        is_named: whether the config says the name itself; then no object of another name stands for it.
         known_as: where the name is open, what would be installed for it, best first.
         unread: where the name is open, what is said when nothing passes the interface's own check, in
             place of each one's reasons.
@@ -40,6 +41,7 @@ class Wanted:
     name: str
     options: Mapping[str, object] = field(default_factory=dict)
     options_path: str = ""
+    is_named: bool = False
     known_as: tuple[str, ...] = ()
     unread: str = ""
 
@@ -77,6 +79,8 @@ class Chooser:
 
     def _choose(self, wanted: Wanted, check: Check) -> Part | None:
         for given in self.objects.get(wanted.interface, ()):
+            if wanted.is_named and wanted.name != given.name:
+                self.refuse_beside_object(wanted.key, wanted.name, given)
             if wanted.options:
                 self.refuse(
                     "options",
@@ -94,7 +98,12 @@ class Chooser:
     def every(self, interface: str, wanted: Sequence[Wanted]) -> tuple[Part, ...]:
         """Providers for an interface that takes several: those of the core, those that the config
         names (one of the core's may be named for its options), and objects."""
-        named = {entry.name: entry for entry in wanted}
+        named: dict[str, Wanted] = {}
+        for entry in wanted:
+            first = named.setdefault(entry.name, entry)
+            if first is not entry:
+                message = f"{entry.key}: {entry.name!r} stands in {first.key} too"
+                self.refuse("named_twice", message, fix=f"leave out {entry.key}")
         own = [
             _part(offer, named.pop(offer.entry.name, Wanted(interface, interface, "")))
             for offer in self.catalog.offers(interface)
@@ -102,13 +111,25 @@ class Chooser:
         ]
         chosen = [self._one_named(entry) for entry in named.values()]
         given = self.objects.get(interface, ())
+        names = [part.name for part in (*own, *filter(None, chosen))]
         for part in given:
             self._refuse(part.origin, self.misfits(part), part.name)
+            if part.name in names:
+                self.refuse_beside_object(interface, part.name, part)
         return (*own, *(part for part in chosen if part is not None), *given)
 
     def refuse(self, code: str, message: str, *, plugin: str = "", fix: str = "") -> None:
         """Notes a reason."""
         self.refusals.append(Refusal(code=code, plugin=plugin, message=message, fix=fix))
+
+    def refuse_beside_object(self, key: str, name: str, given: Part) -> None:
+        """Notes that a plugin's name stands where an object was given too."""
+        self.refuse(
+            "object",
+            f"{key}: {name!r}, but {given.name} ({given.origin}) was given for it",
+            plugin=given.name,
+            fix=f"leave out the name in {key}, or the object",
+        )
 
     def decide(self, key: str, value: object, why: str) -> None:
         """Notes how an open choice was settled."""

@@ -99,10 +99,9 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         max_num_seqs, max_num_batched_tokens: most running sequences, and tokens a step.
         max_step_ms: milliseconds that a step may take while a sequence decodes, where smaller chunks of
             prompts can help it; None: any.
-        tensor_parallel, pipeline_parallel, data_parallel: devices that the model is spread over.
         draft_model: reference of the drafter's own model.
-        verification: `exact`, or `rejection`, which keeps only the distribution.
         num_speculative_tokens: most draft nodes a row; 0: no speculation.
+        verifies_kv: whether the bytes of a cached block are compared at every hit.
         parts: provider by interface, for interfaces that have one.
         kernels: provider by operation and format.
         logits_processors, observers: in order.
@@ -125,12 +124,9 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_step_ms: int | None
-    tensor_parallel: int
-    pipeline_parallel: int
-    data_parallel: int
     draft_model: str | None
-    verification: str
     num_speculative_tokens: int
+    verifies_kv: bool
     parts: dict[str, Part]
     kernels: tuple[KernelChoice, ...]
     logits_processors: tuple[Part, ...]

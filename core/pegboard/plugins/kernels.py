@@ -48,7 +48,27 @@ def choose_kernels(
     ]
     choices = [choice for choice in found if choice is not None]
     joint = [_joint(search, operation, choices, attention) for operation in JOINT_OPERATIONS]
-    return tuple(choices + [choice for choice in joint if choice is not None])
+    choices += [choice for choice in joint if choice is not None]
+    _check_all_used(search, choices)
+    return tuple(choices)
+
+
+def _check_all_used(search: _Search, choices: Sequence[KernelChoice]) -> None:
+    """Refuses a kernel family that was asked for and runs nothing."""
+    running = {choice.part.name for choice in choices}
+    asked = [
+        (f"kernel: {part.name}", part.name) for part in search.chooser.objects.get("kernel", ())
+    ]
+    if isinstance(search.wanted, str) and search.wanted != "auto":
+        asked.append((f"kernels: {search.wanted}", search.wanted))
+    for thing, name in asked:
+        if name not in running:
+            search.chooser.refuse(
+                "inactive",
+                f"{thing} has no kernel that this model would use",
+                plugin=name,
+                fix="leave it out",
+            )
 
 
 def settle_quantizer(
@@ -107,11 +127,13 @@ def _signature(part: Part) -> str:
 def _choose(search: _Search, operation: str, weight_format: str) -> KernelChoice | None:
     """An object's kernel, the one that the config names, or the best that fits."""
     needed = (operation, weight_format)
+    name = search.name_of(operation)
     for part in search.chooser.objects.get("kernel", ()):
         for offered in part.entry.operations:
             if search.serves(offered, needed):
+                if not isinstance(search.wanted, str) and name != "auto":
+                    search.chooser.refuse_beside_object(f"kernels.{operation}", name, part)
                 return search.choice(part, offered, needed, named=True)
-    name = search.name_of(operation)
     if name == "auto":
         return search.best(needed)
     return search.named(name, needed)

@@ -128,12 +128,9 @@ def resolve(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_step_ms=_max_step_ms(config, numerics, chooser),
-        tensor_parallel=config.executor.tensor_parallel,
-        pipeline_parallel=config.executor.pipeline_parallel,
-        data_parallel=config.executor.data_parallel,
         draft_model=config.drafter.model,
-        verification=config.drafter.verification,
         num_speculative_tokens=_num_speculative_tokens(config, parts["drafter"]),
+        verifies_kv=config.kv_cache.verify,
         parts=parts,
         kernels=kernels,
         logits_processors=processors,
@@ -249,20 +246,6 @@ def _num_threads(config: Config, chooser: Chooser) -> int:
 
 def _choose_parts(config: Config, inspected: Inspected, chooser: Chooser) -> dict[str, Part]:
     facts = inspected.facts
-    scheduler = Wanted(
-        "scheduler",
-        "scheduler",
-        config.scheduler.name,
-        config.scheduler.options,
-        "scheduler.options",
-    )
-    executor = Wanted(
-        "executor", "executor", config.executor.name, config.executor.options, "executor.options"
-    )
-    drafter = Wanted(
-        "drafter", "drafter", config.drafter.name, config.drafter.options, "drafter.options"
-    )
-    policy = config.drafter.policy
     quantizer = _wanted("quantizer", "quantizer", config.quantizer)
     quantizer.known_as = (layout_of(facts), facts.quantization or "none")
     methods = {m for one in chooser.catalog.offers("quantizer") for m in one.entry.methods}
@@ -284,32 +267,25 @@ def _choose_parts(config: Config, inspected: Inspected, chooser: Chooser) -> dic
         "prefix_cache": chooser.choose(
             _wanted("prefix_cache", "prefix_cache", config.prefix_cache)
         ),
-        "scheduler": chooser.choose(scheduler),
+        "scheduler": chooser.choose(_wanted("scheduler", "scheduler", config.scheduler)),
         "speculation_policy": chooser.choose(
-            _wanted("speculation_policy", "drafter.policy", policy)
+            _wanted("speculation_policy", "drafter.policy", config.drafter.policy)
         ),
-        "drafter": chooser.choose(drafter),
-        "executor": chooser.choose(executor),
+        "drafter": chooser.choose(_wanted("drafter", "drafter", config.drafter)),
+        "executor": chooser.choose(_wanted("executor", "executor", config.executor)),
     }
-    if config.kv_transfer.name != "none":
-        chooser.refuse(
-            "inactive",
-            f"kv_transfer: {config.kv_transfer.name}, but this engine moves no KV yet",
-            fix="kv_transfer: none",
-        )
     return {interface: part for interface, part in found.items() if part is not None}
 
 
 def _wanted(interface: str, key: str, choice: Choice) -> Wanted:
-    return Wanted(interface, key, choice.name, choice.options, f"{key}.options")
+    return Wanted(
+        interface, key, choice.name, choice.options, f"{key}.options", is_named=choice.is_named
+    )
 
 
 def _several(interface: str, choices: Sequence[Choice]) -> list[Wanted]:
     key = f"{interface}s" if interface == "observer" else "logits_processors"
-    return [
-        Wanted(interface, f"{key}[{i}]", choice.name, choice.options, f"{key}[{i}].options")
-        for i, choice in enumerate(choices)
-    ]
+    return [_wanted(interface, f"{key}[{i}]", choice) for i, choice in enumerate(choices)]
 
 
 def _encoding(config: Config) -> str:
@@ -344,10 +320,10 @@ def _groups(
 
 
 def _num_speculative_tokens(config: Config, drafter: Part) -> int:
-    if INACTIVE in drafter.entry.promises or config.drafter.num_speculative_tokens == 0:
+    if INACTIVE in drafter.entry.promises:
         return 0
     wanted = config.drafter.num_speculative_tokens
-    return DEFAULT_NUM_SPECULATIVE_TOKENS if wanted == "auto" else int(wanted)
+    return DEFAULT_NUM_SPECULATIVE_TOKENS if wanted == "auto" else wanted
 
 
 def _manifests(catalog: Catalog, parts: Sequence[Part]) -> tuple[Manifest, ...]:

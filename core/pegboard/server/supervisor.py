@@ -19,7 +19,8 @@ from typing import Any, cast
 import uvicorn
 
 from pegboard.compose import Prepared, load_tokenizer, prepare, to_wire
-from pegboard.config import Config
+from pegboard.config import Config, ServerConfig
+from pegboard.config_values import shown
 from pegboard.errors import ConfigError, EngineDied, EngineError
 from pegboard.server.app import Service, create_app
 from pegboard.server.chat_renderer import QueuedChatRenderer
@@ -67,6 +68,7 @@ def serve(config: Config) -> int:
     num_files = raise_limit()
     places = Places(max_connections(None if wanted == "auto" else wanted, num_files))
     with _listen(config.server.host, config.server.port) as listener:
+        _check_allowed_hosts(config.server, keys, listener)
         prepared = prepare(config)
         log_settings(config)
         prepared.sampling_defaults.log(logger)
@@ -238,6 +240,18 @@ class _Supervisor:
     def _url(self) -> str:
         host, port = self._listener.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _check_allowed_hosts(config: ServerConfig, keys: Keys, listener: socket.socket) -> None:
+    """Raises ConfigError when no request is held to the names that the server may be called by."""
+    address = listener.getsockname()[0]
+    if config.allowed_hosts and (keys.api or not is_loopback(address)):
+        why = "with server.api_keys" if keys.api else f"on {address}"
+        raise ConfigError(
+            "server.allowed_hosts",
+            f"{shown(config.allowed_hosts)}, but {why} a request may bear any name",
+            fix="leave it out",
+        )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -170,7 +170,8 @@ def test_flags_that_contradict_each_other_are_refused(read: Read) -> None:
 
 def test_every_flag_sets_a_key_that_exists_and_no_two_share_a_name() -> None:
     assert {flag.key for flag in FLAGS} <= set(all_keys(Config))
-    names = [name for flag in FLAGS for name in flag.names] + [f.name for f in REFUSED_FLAGS]
+    names = [name for flag in FLAGS for name in flag.names]
+    names += [name for flag in REFUSED_FLAGS for name in flag.names]
     assert len(set(names)) == len(names)
 
 
@@ -191,7 +192,7 @@ def test_sets_act_in_their_order(read: Read) -> None:
 @pytest.mark.parametrize("flag", REFUSED_FLAGS, ids=lambda flag: flag.name)
 def test_a_flag_without_effect_is_refused(read: Read, flag: Any) -> None:
     arguments = [flag.name] if flag.type is bool else [flag.name, "1"]
-    for name in (flag.name, "--" + flag.name[2:].replace("-", "_")):
+    for name in (*flag.names, "--" + flag.name[2:].replace("-", "_")):
         with pytest.raises(ValueError, match=f"^error: {flag.name}: .*; fix: .*\n$"):
             read("m", name, *arguments[1:])
 

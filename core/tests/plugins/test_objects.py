@@ -19,6 +19,7 @@ from pegboard.interfaces.observer import Event, Observer
 from pegboard.interfaces.scheduler import QueueView, Scheduler, SchedulerContext, StepBuilder
 from pegboard.plugins.loader import load_plugins
 from pegboard.request import SamplingParams
+from pegboard.testing.guessing_drafter import GuessingDrafter
 
 Configure = Callable[..., Config]
 
@@ -121,7 +122,11 @@ def factory_of(config: Config, interface: str) -> tuple[Any, list[Any]]:
 def test_a_factory_instead_of_a_name_gets_the_context(config_of: Configure, interface: str) -> None:
     config = config_of()
     make, made = factory_of(config, interface)
-    assert run(Engine(config, **{interface: make})) == run(Engine(config))
+    # A policy without a drafter would have nothing to decide on.
+    given: dict[str, Any] = {interface: make}
+    if interface == "speculation_policy":
+        given["drafter"] = GuessingDrafter({}, 1.0)
+    assert run(Engine(config, **given)) == run(Engine(config))
     assert [type(context).__module__ for context in made] == [f"pegboard.interfaces.{interface}"]
 
 
@@ -189,7 +194,78 @@ def test_a_part_that_nothing_could_ask_needs_a_manifest(config_of: Configure) ->
         Engine(config_of(), kernel=Quiet())
 
 
+@pytest.mark.parametrize(
+    ("values", "interface"),
+    [
+        ({"scheduler": "fcfs"}, "scheduler"),
+        ({"executor": {"name": "local"}}, "executor"),
+        ({"kv_cache": {"allocator": "paged"}}, "kv_allocator"),
+        ({"drafter": "none"}, "drafter"),
+    ],
+)
+def test_a_name_in_the_config_beside_an_object_is_refused(
+    config_of: Configure, values: dict[str, Any], interface: str
+) -> None:
+    key = {"kv_allocator": "kv_cache.allocator"}.get(interface, interface)
+    given: dict[str, Any] = {interface: lambda context: None}
+    with pytest.raises(errors.CompositionRefused, match=rf"^{key}: '.*was given for it; fix"):
+        prepare(config_of(**values), **given)
+
+
+def test_settings_of_an_object_stand_beside_it(config_of: Configure) -> None:
+    drafter = GuessingDrafter({}, 1.0)
+    open_name = config_of(drafter={"num_speculative_tokens": 3})
+    own_name = config_of(drafter={"name": "GuessingDrafter", "num_speculative_tokens": 3})
+    for config in (open_name, own_name):
+        assert prepare(config, drafter=drafter).composition.num_speculative_tokens == 3
+
+
+class Silu(SiluMulKernel):
+    manifest: ClassVar[dict[str, Any]] = {"operations": [{"operation": "silu_mul"}]}
+
+    def self_test(self) -> None:
+        pass
+
+    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(gate) * up
+
+
+def test_kernels_that_would_run_nothing_are_refused(config_of: Configure) -> None:
+    class Elsewhere(Silu):
+        manifest: ClassVar[dict[str, Any]] = {
+            "operations": [{"operation": "silu_mul", "devices": ["cuda"]}]
+        }
+
+    with pytest.raises(errors.CompositionRefused, match="kernel: Elsewhere has no kernel that"):
+        prepare(config_of(), kernel=Elsewhere())
+    both = config_of(kernels={"silu_mul": "torch"})
+    with pytest.raises(errors.CompositionRefused, match=r"^kernels\.silu_mul: 'torch', but Silu"):
+        prepare(both, kernel=Silu())
+    assert prepare(config_of(kernels="torch"), kernel=Silu())
+
+
+def test_a_name_that_stands_twice_is_refused(config_of: Configure) -> None:
+    class Mine(LogitsProcessor):
+        manifest: ClassVar = {"name": "penalties"}
+
+        def admit(self, row: int, params: Any) -> None:
+            pass
+
+        def apply(self, logits: torch.Tensor, rows: Any) -> None:
+            pass
+
+        def release(self, row: int) -> None:
+            pass
+
+    with pytest.raises(
+        errors.CompositionRefused, match=r"^observers\[1\]: 'log' stands in observers\[0\] too"
+    ):
+        prepare(config_of(observers=["log", {"name": "log"}]))
+    with pytest.raises(errors.CompositionRefused, match=r"^logits_processor: 'penalties', but pen"):
+        prepare(config_of(), logits_processor=Mine())
+
+
 def test_options_in_the_config_beside_an_object_are_refused(config_of: Configure) -> None:
-    config = config_of(scheduler={"name": "fcfs", "options": {"max_wait": 1}})
+    config = config_of(scheduler={"options": {"max_wait": 1}})
     with pytest.raises(errors.OptionsInvalid, match=r"scheduler\.options: an object was given"):
         Engine(config, scheduler=FCFS(SchedulerContext(1, 8, 64)))

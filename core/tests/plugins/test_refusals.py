@@ -179,7 +179,12 @@ def test_options_of_a_builtin_that_is_always_on(config_of: Configure) -> None:
     ("values", "said"),
     [
         ({"kv_transfer": "anything"}, "moves no KV"),
-        ({"executor": {"name": "local", "tensor_parallel": 2}}, "runs one worker"),
+        ({"kv_transfer": {"name": "none", "options": {"a": 1}}}, r"kv_transfer\.options"),
+        ({"executor": {"tensor_parallel": 2}}, "no installed executor promises tensor_parallel"),
+        ({"executor": {"pipeline_parallel": 2}}, "no installed executor promises pipeline_par"),
+        ({"drafter": {"model": "x"}}, r"drafter\.model: x, but drafter 'none' guesses nothing"),
+        ({"drafter": {"name": "none", "policy": "fixed"}}, r"drafter\.policy: fixed, but"),
+        ({"drafter": {"num_speculative_tokens": 2}}, r"drafter\.num_speculative_tokens: 2, but"),
     ],
 )
 def test_what_would_be_inactive_is_refused(

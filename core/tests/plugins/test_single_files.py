@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pegboard import Engine, errors
 from pegboard.compose import prepare
 from pegboard.config import Config
+from pegboard.plugins.contracts import CONTRACTS
 
 Configure = Callable[..., Config]
 
@@ -50,6 +52,46 @@ def test_a_single_file_plugin(tmp_path: Path, named: Configure) -> None:
             first_to_end += [d.request_id for d in engine.step() if d.finish_reason is not None]
     assert first_to_end == [request.request_id for request in requests]
     assert engine.prepared.composition.parts["scheduler"].origin.path == str(path)
+
+
+OF_NO_MODEL = """# /// pegboard
+# [plugin]
+# name = "mine"
+# [[provides]]
+# interface = "{interface}"
+# version = {version}
+# name = "mine"
+# summary = "Its manifest names a model that does not exist"
+# {field} = "{model}"
+# ///
+"""
+
+
+@pytest.mark.parametrize(
+    ("interface", "field", "config"),
+    [
+        ("scheduler", "options", {"scheduler": "mine"}),
+        ("observer", "options", {"observers": ["mine"]}),
+        ("logits_processor", "options", {"logits_processors": ["mine"]}),
+        ("logits_processor", "params", {"logits_processors": ["mine"]}),
+    ],
+)
+@pytest.mark.parametrize("model", [":Missing", "pegboard_missing.options:Missing"])
+def test_a_model_that_does_not_exist_is_found_before_the_start(
+    tmp_path: Path,
+    config_of: Configure,
+    interface: str,
+    field: str,
+    config: dict[str, Any],
+    model: str,
+) -> None:
+    path = tmp_path / "of_no_model.py"
+    version = max(CONTRACTS[interface].versions)
+    path.write_text(
+        OF_NO_MODEL.format(interface=interface, version=version, field=field, model=model)
+    )
+    with pytest.raises(errors.PluginImportFailed, match=f"its manifest names '{model}'"):
+        prepare(config_of(plugins={"load": [str(path)]}, **config))
 
 
 ALLOCATOR = """# /// pegboard
