@@ -232,7 +232,7 @@ def test_an_engine_tells_what_its_drafter_did_and_brings_it_back(
         assert (cut_off.part, cut_off.name) == ("drafter", "Once")
         assert cut_off.reason.startswith("ValueError: no guess (test_drafter_faults.py:")
         assert run() == (alone[0, 0].tokens, 6)
-        drafting_breaker = engine.core._drafting.breaker
+        drafting_breaker = engine.core._speculation.drafter
         later = drafting_breaker._clock() + breaker.FIRST_PAUSE_S
         monkeypatch.setattr(drafting_breaker, "_clock", lambda: later)
         tokens, num_steps = run()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pegboard.interfaces.speculation_policy import (
+    Choice,
     DraftView,
     SpeculationContext,
     SpeculationPolicy,
+    StepCosts,
 )
 
 
@@ -15,8 +19,5 @@ class FixedPolicy(SpeculationPolicy):
     def __init__(self, context: SpeculationContext) -> None:
         self._num_nodes = context.num_speculative_tokens
 
-    def verify(self, row: DraftView) -> int:
-        return row.num_drafts
-
-    def propose(self, row: DraftView) -> int:
-        return self._num_nodes
+    def choose(self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts) -> list[Choice]:
+        return [Choice(row.num_drafts, self._num_nodes) for row in rows]

@@ -119,6 +119,11 @@ class Breaker:
             self._open(kind, message)
         return PluginErred(message)
 
+    def wrong_answer(self, method: str, answer: object, allowed: str) -> PluginErred:
+        """What a method answered cannot be used: see `mistake`."""
+        kind = type(answer).__name__
+        return self.mistake(f"{method} answered {kind} {_shown(answer)}; allowed: {allowed}")
+
     def confirm(self) -> None:
         """A call has brought what it should: a trial ends well."""
         if self._state is _State.TRIAL:
@@ -158,3 +163,12 @@ class Breaker:
         line = f"{self.part} {self.name!r} is cut off for {self._pause_s:g} s: {self._reason}"
         self._news.append(ErrorHappened(kind, line))
         self._news.append(BreakerChanged(self.part, self.name, True, self._reason))
+
+
+def _shown(answer: object) -> str:
+    try:
+        return repr(answer)[:80]
+    except INTERRUPTS:
+        raise
+    except BaseException:
+        return "that cannot be shown"

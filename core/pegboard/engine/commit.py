@@ -213,10 +213,13 @@ def _keep_drafts(plan: Plan, result: StepResult) -> None:
     """Notes what each row holds for the next step, and how its drafts have fared."""
     num_drafts, confidences = result.num_drafts.tolist(), result.confidences.tolist()
     tried, accepted = result.num_tried.tolist(), result.num_accepted.tolist()
+    parents = None if result.parents is None else result.parents.tolist()
     start = 0
     for row, entry in enumerate(plan.entries):
         seq, end = entry.seq, start + num_drafts[row]
         seq.num_drafts, seq.confidences = num_drafts[row], confidences[start:end]
+        # Without parents they are chains.
+        seq.parents = range(-1, num_drafts[row] - 1) if parents is None else parents[start:end]
         seq.num_tried += tried[row]
         seq.num_accepted += accepted[row]
         start = end

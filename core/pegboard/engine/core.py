@@ -10,7 +10,6 @@ from pegboard.engine.batch import build_batch
 from pegboard.engine.block_checksums import BlockChecksums
 from pegboard.engine.breaker import CutOff
 from pegboard.engine.commit import Committer, Tally
-from pegboard.engine.drafting import Drafting
 from pegboard.engine.forks import Forks
 from pegboard.engine.guarded_scheduler import GuardedScheduler
 from pegboard.engine.intake import Intake
@@ -20,6 +19,7 @@ from pegboard.engine.prefix_news import PrefixNews
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.queue import Queue
 from pegboard.engine.reporting import ledger_line, step_done
+from pegboard.engine.speculation import Speculation
 from pegboard.engine.step_budget import StepBudget
 from pegboard.engine.step_builder import Plan, PlannedStep
 from pegboard.errors import INTERRUPTS, EngineError, RequestError, RequestFailed, described
@@ -60,15 +60,14 @@ class EngineCore:
             if parts.verifies_blocks
             else None,
         )
-        self._budget = StepBudget(
-            parts.max_num_batched_tokens, parts.max_step_s, parts.num_speculative_tokens
-        )
-        self._drafting = Drafting(parts)
+        self._budget = StepBudget(parts.max_num_batched_tokens, parts.max_step_s)
+        self._speculation = Speculation(parts)
         self._scheduler = GuardedScheduler(parts, self._queue, self._new_step)
         self._breakers = (
             self._scheduler.breaker,
             parts.prefix_cache.breaker,
-            self._drafting.breaker,
+            self._speculation.policy,
+            self._speculation.drafter,
             *self._observers.breakers,
         )
         self._intake = Intake(parts, self._prefixes)
@@ -122,6 +121,7 @@ class EngineCore:
                 started = time.monotonic()
                 planned = self._scheduler.plan()
                 with self._whole():
+                    self._speculation.add_drafts(planned)
                     self._run(planned.apply(started), started)
                 self._tell_breakers()
             return self._committer.take_deltas()
@@ -247,8 +247,6 @@ class EngineCore:
             self._queue,
             self._prefixes,
             self._budget.num_tokens(self._queue),
-            self._drafting.max_drafts(),
-            self._note_policy_mistake,
         )
 
     def _run(self, plan: Plan, started: float) -> None:
@@ -259,7 +257,7 @@ class EngineCore:
                 self._queue.take_released(),
                 self._parts.groups,
                 self._parts.taps,
-                self._drafting.trial,
+                self._speculation.drafter_trial,
             )
             result = self._execute(batch)
             if plan.num_tokens > len(plan.entries):  # a prompt's, not only decodes
@@ -288,7 +286,7 @@ class EngineCore:
         tally = self._committer.commit(plan, result, time.monotonic())
         self._parts.allocator.fence(result.step_id)
         self._scheduler.note(plan.num_preempted, tally.num_output_tokens)
-        self._drafting.note(plan, result)
+        self._speculation.note(plan, result)
         return tally
 
     def _report(self, plan: Plan, result: StepResult, tally: Tally, started: float) -> None:
@@ -325,6 +323,3 @@ class EngineCore:
 
     def _note_cache_mistake(self, message: str) -> None:
         self._parts.prefix_cache.breaker.mistake(message)
-
-    def _note_policy_mistake(self, message: str) -> None:
-        self._observers.tell(ErrorHappened("SpeculationPolicyMistake", message))

@@ -110,9 +110,9 @@ class GuardedCache(PrefixCache):
         except INTERRUPTS:
             raise
         except BaseException as error:
-            raise self._mistake("match", hit, "a Hit") from error
+            raise self.breaker.wrong_answer("match", hit, "a Hit") from error
         if not 0 < num_tokens <= limit or len(blocks) != len(self._held):
-            raise self._mistake("match", hit, f"a Hit of at most {limit} tokens")
+            raise self.breaker.wrong_answer("match", hit, f"a Hit of at most {limit} tokens")
         return Hit(num_tokens, blocks)
 
     def _checked_names(
@@ -124,7 +124,7 @@ class GuardedCache(PrefixCache):
         except INTERRUPTS:
             raise
         except BaseException as error:
-            raise self._mistake("publish", answer, "(group, block) pairs") from error
+            raise self.breaker.wrong_answer("publish", answer, "(group, block) pairs") from error
         if not new:
             return new
         # A publication names the last blocks as a rule.
@@ -155,9 +155,11 @@ class GuardedCache(PrefixCache):
         except INTERRUPTS:
             raise
         except BaseException as error:
-            raise self._mistake("evict", answer, "block numbers") from error
+            raise self.breaker.wrong_answer("evict", answer, "block numbers") from error
         if len(set(evicted)) < len(evicted) or len(evicted) > num_blocks:
-            raise self._mistake("evict", evicted, f"{num_blocks} blocks at most, each once")
+            raise self.breaker.wrong_answer(
+                "evict", evicted, f"{num_blocks} blocks at most, each once"
+            )
         held = self._held[group]
         for block in evicted:
             if not (0 < block < len(held) and held[block] and evictable(block)):
@@ -185,17 +187,3 @@ class GuardedCache(PrefixCache):
         while block != -1:
             yield block
             block = held.find(1, block + 1)
-
-    def _mistake(self, method: str, answer: object, allowed: str) -> PluginErred:
-        return self.breaker.mistake(
-            f"{method} answered {type(answer).__name__} {_shown(answer)}; allowed: {allowed}"
-        )
-
-
-def _shown(answer: object) -> str:
-    try:
-        return repr(answer)[:80]
-    except INTERRUPTS:
-        raise
-    except BaseException:
-        return "that cannot be shown"

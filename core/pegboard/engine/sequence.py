@@ -62,7 +62,7 @@ class Sequence:
         num_reserved: slots that the allocator made for later.
         num_published, num_trimmed: tokens whose blocks the prefix cache was told of, and that left
             the window.
-        num_drafts, confidences: draft nodes that the row holds.
+        num_drafts, confidences, parents: draft nodes that the row holds: see `DraftView`.
         num_tried, num_accepted: draft depths compared and accepted so far.
         num_cached_tokens: prompt tokens that a cache served at the first admission.
         hit, hit_version: what the cache was found to serve, and when: see `Prefixes.match`.
@@ -98,6 +98,7 @@ class Sequence:
         "num_tried",
         "num_trimmed",
         "owner",
+        "parents",
         "priority",
         "row",
         "salt",
@@ -131,6 +132,7 @@ class Sequence:
         self.num_computed = self.num_reserved = self.num_published = self.num_trimmed = 0
         self.num_drafts = self.num_tried = self.num_accepted = 0
         self.confidences: Items[float] = ()
+        self.parents: Items[int] = ()
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         self.ended: FinishReason | None = None
@@ -215,7 +217,7 @@ class Sequence:
         """Its row and KV are gone; what was computed is to be computed again."""
         self.row = None
         self.num_computed = self.num_reserved = self.num_published = self.num_trimmed = 0
-        self.num_drafts, self.confidences = 0, ()
+        self.num_drafts, self.confidences, self.parents = 0, (), ()
         self.hit, self.hit_version = self._prefixes.miss, -1
 
     def _append(self, token_id: int) -> None:

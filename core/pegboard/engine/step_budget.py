@@ -18,38 +18,36 @@ class StepBudget:
     """Tokens of a step: all that a plan may have, and less while a sequence decodes.
 
     Then it is the largest power of two, at least `MIN_TOKENS`, whose step takes no longer than it may,
-    by the steps that were measured. All that decode, with their drafts, fit beside `MIN_PROMPT_TOKENS`
-    in any case, so that neither they nor prompts wait for ever.
+    by the steps that were measured. All that decode fit beside `MIN_PROMPT_TOKENS` in any case, so that
+    neither they nor prompts wait for ever. Drafts are not counted: they come on top of it.
 
     A size that was not measured yet takes as long as its part, or its multiple, of the nearest that
     was. One that was slow once is not measured again while it is avoided: what is known of it comes
     nearer to what smaller steps let expect, until it is tried once more.
     """
 
-    def __init__(self, most: int, max_step_s: float | None, max_drafts: int) -> None:
+    def __init__(self, most: int, max_step_s: float | None) -> None:
         """
         Args:
             most: tokens that no step exceeds.
             max_step_s: seconds that a step may take while a sequence decodes; None: any.
-            max_drafts: most draft nodes of a sequence.
         """
         self._most = most
-        self._max_drafts = max_drafts
         self._max_step_s = max_step_s
         self._seconds: dict[int, float] = {}
         self._lowered = most if max_step_s is None else min(MIN_TOKENS, most)
 
     def num_tokens(self, queue: Queue) -> int:
-        """Most tokens of the next step."""
+        """Most tokens of the next step, draft nodes not counted."""
         if self._lowered >= self._most:
             return self._most
-        all_fit = queue.num_running * (1 + self._max_drafts) + MIN_PROMPT_TOKENS <= self._lowered
+        all_fit = queue.num_running + MIN_PROMPT_TOKENS <= self._lowered
         num_decoding = 0
         for seq in queue.running:
             if seq.num_known - seq.num_computed == 1:
                 if all_fit:
                     return self._lowered
-                num_decoding += 1 + seq.num_drafts
+                num_decoding += 1
         if not num_decoding:
             return self._most
         return min(self._most, max(self._lowered, num_decoding + MIN_PROMPT_TOKENS))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import index
-from typing import Literal
 
 import msgspec
 
@@ -15,11 +14,9 @@ from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.queue import Queue
 from pegboard.engine.sequence import Sequence
-from pegboard.errors import INTERRUPTS, described
 from pegboard.interfaces.kv_allocator import Growth
 from pegboard.interfaces.prefix_cache import Hit
 from pegboard.interfaces.scheduler import SequenceView, StepBuilder
-from pegboard.interfaces.speculation_policy import DraftView
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -30,23 +27,23 @@ class Entry(msgspec.Struct, gc=False):
         start: tokens whose KV is in place before the step.
         num_tokens: known tokens to compute.
         samples: whether they end at the last known token.
-        verify, propose: draft nodes to check now, and to propose for the next step.
         reserved: slots in all that were made for later; 0: none.
         growth: new table entries and copies.
         hit: blocks that a newly admitted sequence begins with; None: it ran already.
         is_fork: whether they are a sibling's, not a cache's.
+        verify, propose: draft nodes to check now, and to propose for the next step.
     """
 
     seq: Sequence
     start: int
     num_tokens: int
     samples: bool
-    verify: int
-    propose: int
     reserved: int
     growth: Growth
     hit: Hit | None
     is_fork: bool
+    verify: int = 0
+    propose: int = 0
 
     @property
     def num_slots(self) -> int:
@@ -78,9 +75,7 @@ class PlannedStep(StepBuilder):
     scheduler that raises leaves nothing behind.
 
     Args:
-        num_tokens: that it has room for.
-        max_drafts: most draft nodes a row, to verify now and to propose for the next step.
-        on_policy_mistake: told what a speculation policy answered that is no number of nodes.
+        num_tokens: that it has room for, draft nodes not counted.
     """
 
     def __init__(
@@ -89,15 +84,10 @@ class PlannedStep(StepBuilder):
         queue: Queue,
         prefixes: Prefixes,
         num_tokens: int,
-        max_drafts: int,
-        on_policy_mistake: Callable[[str], None],
     ) -> None:
         self._is_open = True
-        self._on_policy_mistake = on_policy_mistake
         self._allocator = parts.allocator
         self._groups = parts.groups
-        self._policy = parts.policy
-        self._max_drafts = max_drafts
         self._queue = queue
         self._prefixes = prefixes
         self._entries: dict[int, Entry] = {}
@@ -106,6 +96,7 @@ class PlannedStep(StepBuilder):
         prefixes.forks.gone = self._preempted
         self._coming: ComingPrefixes | None = None
         self._num_tokens = self._num_tokens_left = num_tokens
+        self._num_draft_nodes = 0
         self._num_rows_left = queue.num_free_rows
         self._nothing: tuple[tuple[tuple[int, int], ...], ...] = tuple(() for _ in parts.groups)
 
@@ -113,6 +104,11 @@ class PlannedStep(StepBuilder):
     def is_empty(self) -> bool:
         """Whether nobody computes anything in it."""
         return not self._entries
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are planned, draft nodes not counted."""
+        return self._num_tokens - self._num_tokens_left
 
     @property
     def num_tokens_left(self) -> int:
@@ -164,6 +160,32 @@ class PlannedStep(StepBuilder):
         """The scheduler has planned; from now on the answer to it is False."""
         self._is_open = False
 
+    def sampling(self) -> list[Entry]:
+        """Entries of rows that sample, in the order of the batch's rows."""
+        return [entry for entry in self._entries.values() if entry.samples]
+
+    def add_drafts(self, entry: Entry, verify: int, propose: int) -> int:
+        """Lets an entry of the closed step verify as many nodes, of so many, as there are free blocks for.
+
+        Returns:
+            How many.
+        """
+        entry.propose = propose
+        seq_id, end = entry.seq.seq_id, entry.start + entry.num_tokens
+        growth = self._allocator.grow(seq_id, end, verify) if verify else None
+        if verify and growth is None:
+            verify = min(verify, min(-end % group.block_size for group in self._groups))
+            growth = self._allocator.grow(seq_id, end, verify) if verify else None
+        if growth is None:
+            return 0
+        if growth.slots != self._nothing:
+            self._prefixes.handed_out(growth)
+            entry.growth = _joined(entry.growth, growth)
+            self._changed[seq_id] = entry
+        entry.verify = verify
+        self._num_draft_nodes += verify
+        return verify
+
     def apply(self, now: float) -> Plan:
         """Puts the plan in force: rows change hands, sequences begin where their entries say."""
         for seq in self._preempted.values():
@@ -189,7 +211,7 @@ class PlannedStep(StepBuilder):
             admitted,
             tuple(self._changed.values()),
             len(self._preempted),
-            self._num_tokens - self._num_tokens_left,
+            self.num_tokens + self._num_draft_nodes,
         )
 
     def _admit(self, seq: Sequence, num_tokens: int, reserve: int) -> bool:
@@ -216,7 +238,7 @@ class PlannedStep(StepBuilder):
         """Its entry goes."""
         entry = self._entries.pop(seq.seq_id)
         self._changed.pop(seq.seq_id, None)
-        self._num_tokens_left += entry.num_tokens + entry.verify
+        self._num_tokens_left += entry.num_tokens
 
     def _has_headroom(self, newcomer: Sequence) -> bool:
         """Whether those who run beside a newcomer have room to grow."""
@@ -270,18 +292,12 @@ class PlannedStep(StepBuilder):
         if reserve:
             # The last token of a sequence is never computed, so it needs no slot.
             reserve = max(0, min(reserve, seq.max_known - 1 - end))
-        verify = propose = 0
-        if samples and self._max_drafts:
-            verify, propose = self._speculate(seq, self._num_tokens_left - num_tokens)
-        growth = self._allocator.grow(seq.seq_id, end, verify if verify > reserve else reserve)
-        if growth is None and verify > reserve:
-            verify = 0
-            growth = self._allocator.grow(seq.seq_id, end, reserve)
+        growth = self._allocator.grow(seq.seq_id, end, reserve)
         if growth is None:
             return False
         reserved = end + reserve if reserve else 0
         entry = self._entries[seq.seq_id] = Entry(
-            seq, start, num_tokens, samples, verify, propose, reserved, growth, hit, is_fork
+            seq, start, num_tokens, samples, reserved, growth, hit, is_fork
         )
         if growth.slots != self._nothing:
             # At once: what a block held is void for those who are admitted later in this plan too.
@@ -289,44 +305,19 @@ class PlannedStep(StepBuilder):
             self._changed[seq.seq_id] = entry
         elif hit is not None:
             self._changed[seq.seq_id] = entry
-        self._num_tokens_left -= num_tokens + verify
+        self._num_tokens_left -= num_tokens
         return True
-
-    def _speculate(self, seq: Sequence, num_tokens_left: int) -> tuple[int, int]:
-        """Draft nodes to verify now and to propose next, as the policy says and as can be of use."""
-        num_left = seq.max_known - seq.num_known
-        view = DraftView(
-            seq.seq_id,
-            seq.num_drafts,
-            seq.confidences,
-            seq.num_tried,
-            seq.num_accepted,
-            num_left,
-        )
-        verify = 0
-        if seq.num_drafts:
-            most = min(seq.num_drafts, num_left - 1, num_tokens_left)
-            verify = max(0, min(self._asked("verify", view, seq.num_drafts), most))
-        # This step brings a token, and the next one of its own beside the drafts.
-        most = min(self._max_drafts, num_left - 2)
-        return verify, min(self._asked("propose", view, self._max_drafts), most) if most > 0 else 0
-
-    def _asked(self, question: Literal["verify", "propose"], view: DraftView, limit: int) -> int:
-        """The policy's answer, 0 to `limit`. What is none costs time, as any answer may, and no more:
-        drafts that are not used, or all that there are."""
-        try:
-            count = index(getattr(self._policy, question)(view))
-        except INTERRUPTS:
-            raise
-        except BaseException as error:
-            self._on_policy_mistake(f"{question}: {described(error)}")
-            return 0
-        if not 0 <= count <= limit:
-            self._on_policy_mistake(f"{question}: {count}; allowed: 0 to {limit}")
-        return max(0, min(count, limit))
 
     def _protected(self) -> Sequence | None:
         """The oldest of the highest class: it only ever grows, so that something always ends."""
         running = [seq for seq in self._queue.running if seq.seq_id not in self._preempted]
         running += [entry.seq for entry in self._entries.values() if entry.hit is not None]
         return min(running, key=lambda seq: (seq.priority, seq.arrival, seq.seq_id), default=None)
+
+
+def _joined(first: Growth, second: Growth) -> Growth:
+    """What both changed."""
+    return Growth(
+        slots=tuple(a + b for a, b in zip(first.slots, second.slots, strict=True)),
+        copies=tuple(a + b for a, b in zip(first.copies, second.copies, strict=True)),
+    )

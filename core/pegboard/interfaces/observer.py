@@ -167,7 +167,7 @@ class BlocksNamed:
     cleared: bool = False
 
 
-GUARDED_PARTS = ("scheduler", "prefix_cache", "drafter", "observer")
+GUARDED_PARTS = ("scheduler", "prefix_cache", "speculation_policy", "drafter", "observer")
 """Interfaces whose plugins are cut off when they err: the engine can do without."""
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-VERSION = 0
+VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,13 @@ class SpeculationContext:
 
 @dataclass(frozen=True, slots=True)
 class DraftView:
-    """A row that could speculate.
+    """A row that samples in the step.
 
     Attributes:
         seq_id: the sequence.
         num_drafts: nodes that it holds.
         confidences: the drafter's probability of each node.
+        parents: of each node, the number of its parent, which precedes it; -1: the last known token.
         num_tried, num_accepted: over its lifetime, depths compared and accepted.
         num_left: output tokens that it may still produce.
     """
@@ -35,19 +37,66 @@ class DraftView:
     seq_id: int
     num_drafts: int
     confidences: Sequence[float]
+    parents: Sequence[int]
     num_tried: int
     num_accepted: int
     num_left: int
 
 
+class Choice(NamedTuple):
+    """The answer for one row.
+
+    Attributes:
+        verify: how many of its nodes this step checks, the first ones, 0 to `num_drafts`.
+        propose: how many nodes the drafter may propose for the next step, 0 to
+            `num_speculative_tokens`.
+    """
+
+    verify: int
+    propose: int
+
+
+class StepCosts(Protocol):
+    """Seconds that the workers take, from the steps so far; recent ones count for more. Between sizes
+    that were measured the seconds lie on a straight line, beyond them they are those of the nearest;
+    before the first measurement they are 0."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that this step computes without drafts."""
+        ...
+
+    def step_s(self, num_tokens: int) -> float:
+        """Seconds of forward and sampling in a step of so many tokens, draft nodes included."""
+        ...
+
+    def draft_s(self, num_nodes: int) -> float:
+        """Seconds of drafting in a step that asks for so many nodes, those of all rows."""
+        ...
+
+
 class SpeculationPolicy(ABC):
-    """Decides per row and step. It can cost time, never change a token: an answer out of range is
-    brought into it, one that is no whole number is 0, and observers are told."""
+    """Decides for each step. It can cost time, never change a token.
+
+    A policy that raises, answers anything else than it may, or takes longer than its steps are worth is
+    cut off: there are no drafts until it is tried again.
+    """
 
     @abstractmethod
-    def verify(self, row: DraftView) -> int:
-        """How many of the row's nodes this step checks, 0 to num_drafts."""
+    def choose(
+        self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts
+    ) -> Sequence[Choice]:
+        """Drafts of one step. Called once a step, when all else is planned.
 
-    @abstractmethod
-    def propose(self, row: DraftView) -> int:
-        """How many nodes the drafter may propose for the next step, 0 to num_speculative_tokens."""
+        Where there is no room, fewer nodes are used than the answer says: in the order of the rows,
+        until `tokens_left` are spent; as many as blocks are free for; and no more than the sequence may
+        still produce.
+
+        Args:
+            rows: all that sample.
+            tokens_left: draft nodes that the step has room for.
+            costs: valid during the call.
+
+        Returns:
+            A list or tuple with a choice for each row, in their order.
+        """

@@ -84,6 +84,8 @@ class ShadowWorker(Executor):
         self.fail_rows: Callable[[Row], bool] = lambda row: False
         self.raises: Exception | None = None
         self.drafter_failed = ""
+        self.guesses_right = True
+        self.forward_s: Callable[[StepBatch], float] = lambda batch: 0.0
         self.closed = 0
 
     def start(self) -> None: ...
@@ -184,6 +186,7 @@ class ShadowWorker(Executor):
             prompt_logprobs=_logprobs(prompt_logprobs),
             failed=failed,
             drafter_failed=self.drafter_failed,
+            forward_s=self.forward_s(batch),
         )
 
     def _sample(self, row: Row, new: Sequence[int]) -> int:
@@ -191,11 +194,12 @@ class ShadowWorker(Executor):
         return next_token([*row.tokens, *new], admission.seed, admission.index)
 
     def _drafts(self, row: Row, count: int) -> list[int]:
-        """Guesses of which some are right."""
+        """Guesses of which some are right, or none."""
         drafts: list[int] = []
         for _ in range(count):
             token = self._sample(row, drafts)
-            drafts.append(token if token % 3 else (token + 1) % VOCAB_SIZE)
+            is_right = self.guesses_right and token % 3
+            drafts.append(token if is_right else (token + 1) % VOCAB_SIZE)
         return drafts
 
     def _compute(self, row: Row, start: int, tokens: Sequence[int]) -> None:

@@ -15,8 +15,7 @@ from pegboard.errors import EngineError, RequestError
 from pegboard.interfaces.observer import ErrorHappened, Event, MetricsText, Observer, StepDone
 from pegboard.interfaces.prefix_cache import Hit, Prefix
 from pegboard.interfaces.scheduler import QueueView, Scheduler, StepBuilder
-from pegboard.interfaces.speculation_policy import DraftView, SpeculationPolicy
-from pegboard.testing.erring_drafter import Mute, Panic
+from pegboard.testing.erring_drafter import Panic
 
 Make = Callable[..., Any]
 Expected = Callable[..., tuple[int, ...]]
@@ -256,45 +255,12 @@ def test_a_builder_is_closed_when_its_step_is_planned(bench: Make, expected: Exp
         assert outputs[f"{number}", 0].token_ids == expected([number, 1, 2], 5)
 
 
-class Answering(SpeculationPolicy):
-    """Gives one answer to every question, or raises it."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-    def verify(self, row: DraftView) -> Any:
-        return self.propose(row)
-
-    def propose(self, row: DraftView) -> Any:
-        if isinstance(self.answer, BaseException):
-            raise self.answer
-        return self.answer
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [None, 1.5, -1, 10**9, float("nan"), "2", ValueError("no"), SystemExit(3), Panic(), Mute()],
-    ids=lambda answer: type(answer).__name__,
-)
-def test_what_a_policy_answers_changes_no_token(
-    bench: Make, expected: Expected, answer: Any
-) -> None:
-    listening = Listening()
-    engine = bench(num_speculative_tokens=3, policy=Answering(answer), observers=(listening,))
-    for number in range(3):
-        engine.add(f"{number}", [number, 1, 2], max_tokens=12)
-    outputs = engine.run()
-    for number in range(3):
-        assert outputs[f"{number}", 0].token_ids == expected([number, 1, 2], 12)
-    assert {error.kind for error in listening.errors} == {"SpeculationPolicyMistake"}
-
-
 def test_a_drafter_that_the_worker_cut_off_is_asked_again_after_a_pause(
     bench: Make, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listening = Listening()
     engine = bench(num_speculative_tokens=3, observers=(listening,), drafter_name="mine")
-    breaker = engine.core._drafting.breaker
+    breaker = engine.core._speculation.drafter
 
     def run(name: str) -> tuple[int, int, set[int]]:
         """Drafts proposed and verified, and the trials that the worker was told of."""

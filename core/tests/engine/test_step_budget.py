@@ -18,9 +18,8 @@ Expected = Callable[..., tuple[int, ...]]
 class Row:
     """A running sequence, as a budget looks at it."""
 
-    def __init__(self, num_pending: int, num_drafts: int = 0) -> None:
+    def __init__(self, num_pending: int) -> None:
         self.num_known, self.num_computed = 100 + num_pending, 100
-        self.num_drafts = num_drafts
 
 
 class Rows(Queue):
@@ -45,7 +44,7 @@ ONE = Rows(Row(1))
 
 
 def _measured(steps: dict[int, float], most: int = 2048, max_step_s: float = 0.2) -> StepBudget:
-    budget = StepBudget(most, max_step_s, 0)
+    budget = StepBudget(most, max_step_s)
     for num_tokens, seconds in steps.items():
         budget.note(num_tokens, seconds)
     return budget
@@ -75,19 +74,19 @@ def test_the_largest_size_counts_whose_step_is_short_enough(
 
 @pytest.mark.parametrize("max_step_s", [None, 0.2])
 def test_a_prompt_that_nobody_waits_for_gets_all(max_step_s: float | None) -> None:
-    budget = StepBudget(2048, max_step_s, 0)
+    budget = StepBudget(2048, max_step_s)
     budget.note(2048, 2.5)
     assert budget.num_tokens(Rows()) == 2048
     assert budget.num_tokens(Rows(Row(1000), Row(2))) == 2048
     assert budget.num_tokens(ONE) == (2048 if max_step_s is None else 128)
 
 
-def test_sequences_that_decode_fit_with_their_drafts_and_a_chunk_beside_them() -> None:
-    budget = StepBudget(2048, 0.2, 4)
+def test_sequences_that_decode_fit_and_a_chunk_beside_them() -> None:
+    budget = StepBudget(2048, 0.2)
     budget.note(64, 1.0)
-    rows = [Row(1, num_drafts=4) for _ in range(100)]
-    assert budget.num_tokens(Rows(*rows, Row(500))) == 500 + MIN_PROMPT_TOKENS
-    assert StepBudget(300, 0.2, 4).num_tokens(Rows(*rows)) == 300
+    rows = [Row(1) for _ in range(100)]
+    assert budget.num_tokens(Rows(*rows, Row(500))) == 100 + MIN_PROMPT_TOKENS
+    assert StepBudget(110, 0.2).num_tokens(Rows(*rows)) == 110
 
 
 @pytest.mark.parametrize("most", [1, 50, 64, 100, 3000])

@@ -20,7 +20,7 @@ from pegboard.interfaces.kv_allocator import AllocatorContext, Growth, KVLedger,
 from pegboard.interfaces.observer import Event, ObserverContext
 from pegboard.interfaces.prefix_cache import Hit, Prefix
 from pegboard.interfaces.scheduler import QueueView, SequenceView, StepBuilder
-from pegboard.interfaces.speculation_policy import DraftView
+from pegboard.interfaces.speculation_policy import Choice, DraftView, StepCosts
 from pegboard.step import StepBatch, StepResult
 from pegboard.testing.dict_cache import DictCache
 from pegboard.testing.executor import ExecutorContract
@@ -182,30 +182,38 @@ def test_random_operations_find_a_broken_cache(broken: type[DictCache]) -> None:
 class BoldPolicy(FixedPolicy):
     """Verifies more than there is."""
 
-    def verify(self, row: DraftView) -> int:
-        return row.num_drafts + 1
+    def choose(self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts) -> list[Choice]:
+        return [Choice(row.num_drafts + 1, 0) for row in rows]
 
 
 class TimidPolicy(FixedPolicy):
     """Never proposes."""
 
-    def propose(self, row: DraftView) -> int:
-        return 0
+    def choose(self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts) -> list[Choice]:
+        return [Choice(row.num_drafts, 0) for row in rows]
 
 
 class FractionalPolicy(FixedPolicy):
-    """Divides what was never tried."""
+    """Divides by what was never tried."""
 
-    def propose(self, row: DraftView) -> int:
-        return round(super().propose(row) * row.num_accepted / row.num_tried)
+    def choose(self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts) -> list[Choice]:
+        return [Choice(0, row.num_accepted // row.num_tried) for row in rows]
+
+
+class SparePolicy(FixedPolicy):
+    """Answers for rows that hold drafts alone."""
+
+    def choose(self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts) -> list[Choice]:
+        return super().choose([row for row in rows if row.num_drafts], tokens_left, costs)
 
 
 def test_broken_policies() -> None:
     suite = SpeculationPolicyContract()
-    with pytest.raises((AssertionError, ExceptionGroup)):
-        suite.test_answers_are_numbers_of_nodes(BoldPolicy)
+    for broken in (BoldPolicy, SparePolicy):
+        with pytest.raises((AssertionError, ExceptionGroup)):
+            suite.test_each_row_gets_numbers_of_nodes(broken)
     with pytest.raises((ZeroDivisionError, ExceptionGroup)):
-        suite.test_answers_are_numbers_of_nodes(FractionalPolicy)
+        suite.test_each_row_gets_numbers_of_nodes(FractionalPolicy)
     with pytest.raises(AssertionError):
         suite.test_guesses_that_are_always_right_are_used(TimidPolicy)
 

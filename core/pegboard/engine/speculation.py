@@ -1,0 +1,187 @@
+"""Drafts of a step: what the policy wants of those that rows hold, the drafter's half on the host, and
+the breakers of both."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from operator import index
+
+from pegboard.engine.breaker import Breaker, PluginErred
+from pegboard.engine.parts import EngineParts
+from pegboard.engine.sequence import Sequence
+from pegboard.engine.step_builder import Plan, PlannedStep
+from pegboard.errors import INTERRUPTS
+from pegboard.interfaces.speculation_policy import DraftView
+from pegboard.step import StepResult
+
+LEAST_POLICY_S = 0.5
+"""Seconds of a policy's calls after which they are held against the steps that they were for."""
+
+MAX_POLICY_SHARE = 0.5
+"""Most of the workers' seconds that a policy may take beside them: it is there to save time."""
+
+_NEWEST = 1 / 8
+"""Part of a mean that its newest measurement is."""
+
+
+class Speculation:
+    """Gives drafts to a step whose tokens are planned, in the room that those leave.
+
+    The worker cuts off a drafter that errs, there and then, and says so; after a pause it is told to try
+    it again, with the rows that are admitted from then on.
+
+    Attributes:
+        drafter, policy: their breakers.
+        drafter_trial: see `StepBatch.drafter_trial`.
+    """
+
+    def __init__(self, parts: EngineParts) -> None:
+        self.drafter = Breaker("drafter", parts.drafter_name)
+        self.policy = Breaker("speculation_policy", parts.name_of(parts.policy))
+        self.drafter_trial = 0
+        self._policy = parts.policy
+        self._max_drafts = parts.num_speculative_tokens
+        self._max_num_tokens = parts.max_num_batched_tokens
+        self._costs = MeasuredCosts()
+        self._judge_anew()
+
+    def add_drafts(self, step: PlannedStep) -> None:
+        """Asks the policy, once, and adds what there is room for to the rows that sample."""
+        if not self._max_drafts or not self.drafter.retry(self._try_drafter):
+            return
+        entries = step.sampling()
+        if not entries or not self.policy.retry(self._judge_anew):
+            return
+        tokens_left = self._max_num_tokens - step.num_tokens
+        self._costs.num_tokens = step.num_tokens
+        try:
+            choices = self._choices([entry.seq for entry in entries], tokens_left)
+        except PluginErred:
+            return
+        for entry, (verify, propose) in zip(entries, choices, strict=True):
+            # This step brings a token beside the drafts, and so does the next.
+            num_left = entry.seq.max_known - entry.seq.num_known
+            verify = max(0, min(verify, num_left - 1, tokens_left))
+            propose = max(0, min(propose, num_left - 2))
+            tokens_left -= step.add_drafts(entry, verify, propose)
+
+    def note(self, plan: Plan, result: StepResult) -> None:
+        """What came of a step. A drafter's trial ends well when a row was admitted and observed in it."""
+        if result.drafter_failed:
+            self.drafter.mistake(result.drafter_failed)
+        elif plan.admitted:
+            self.drafter.confirm()
+        if not self._max_drafts:
+            return
+        self._costs.note(plan, result)
+        self._judge(result.forward_s + result.sampling_s + result.drafting_s)
+
+    def _choices(self, seqs: list[Sequence], tokens_left: int) -> list[tuple[int, int]]:
+        """The policy's answer, of plain integers.
+
+        Raises:
+            PluginErred: there is none that can be used.
+        """
+        rows = tuple(_view(seq) for seq in seqs)
+        answer = self.policy.call(self._policy.choose, rows, tokens_left, self._costs)
+        # Theirs exactly: a class of its own may say one length and have another.
+        if type(answer) not in (list, tuple) or len(answer) != len(seqs):
+            raise self.policy.wrong_answer("choose", answer, f"a list of {len(seqs)} choices")
+        choices = [
+            self._checked(choice, seq.num_drafts) for choice, seq in zip(answer, seqs, strict=True)
+        ]
+        self.policy.confirm()
+        return choices
+
+    def _checked(self, choice: object, num_drafts: int) -> tuple[int, int]:
+        try:
+            verify, propose = map(index, choice)  # type: ignore[call-overload]
+        except INTERRUPTS:
+            raise
+        except BaseException:
+            verify = propose = -1
+        if 0 <= verify <= num_drafts and 0 <= propose <= self._max_drafts:
+            return verify, propose
+        raise self.policy.wrong_answer(
+            "choose",
+            choice,
+            f"verify 0 to {num_drafts} and propose 0 to {self._max_drafts} for this row",
+        )
+
+    def _judge(self, step_s: float) -> None:
+        """Whether a policy is worth its time."""
+        self._step_s += step_s
+        policy_s = self.policy.seconds - self._judged_s
+        if policy_s < LEAST_POLICY_S:
+            return
+        if policy_s > MAX_POLICY_SHARE * self._step_s:
+            self.policy.mistake(
+                f"choose took {policy_s:.2f} s for steps of {self._step_s:.2f} s; "
+                f"allowed: {MAX_POLICY_SHARE:g} of that"
+            )
+        self._judge_anew()
+
+    def _judge_anew(self) -> None:
+        self._step_s, self._judged_s = 0.0, self.policy.seconds
+
+    def _try_drafter(self) -> None:
+        self.drafter_trial += 1
+
+
+class MeasuredCosts:
+    """The workers' seconds by size of the step: see `StepCosts`."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self._steps = _Curve()
+        self._drafting = _Curve()
+
+    def step_s(self, num_tokens: int) -> float:
+        return self._steps.seconds(num_tokens)
+
+    def draft_s(self, num_nodes: int) -> float:
+        return self._drafting.seconds(num_nodes) if num_nodes > 0 else 0.0
+
+    def note(self, plan: Plan, result: StepResult) -> None:
+        """What a step took."""
+        self._steps.note(plan.num_tokens, result.forward_s + result.sampling_s)
+        num_nodes = sum(entry.propose for entry in plan.entries)
+        if num_nodes:
+            self._drafting.note(num_nodes, result.drafting_s)
+
+
+class _Curve:
+    """Seconds by size, of each power of two a mean; between the means a straight line."""
+
+    def __init__(self) -> None:
+        self._means: dict[int, tuple[float, float]] = {}
+        self._points: list[tuple[float, float]] = []
+
+    def note(self, size: int, seconds: float) -> None:
+        power = size.bit_length()
+        mean_size, mean = self._means.get(power, (size, seconds))
+        self._means[power] = (
+            mean_size + _NEWEST * (size - mean_size),
+            mean + _NEWEST * (seconds - mean),
+        )
+        self._points = sorted(self._means.values())
+
+    def seconds(self, size: int) -> float:
+        points = self._points
+        at = bisect_left(points, (size, 0.0))
+        if 0 < at < len(points):
+            (low, before), (high, after) = points[at - 1], points[at]
+            return before + (after - before) * (size - low) / (high - low)
+        return points[0 if at == 0 else -1][1] if points else 0.0
+
+
+def _view(seq: Sequence) -> DraftView:
+    return DraftView(
+        seq.seq_id,
+        seq.num_drafts,
+        seq.confidences,
+        seq.parents,
+        seq.num_tried,
+        seq.num_accepted,
+        seq.max_known - seq.num_known,
+    )

@@ -1,0 +1,401 @@
+"""Drafts take what a step leaves free: a policy costs no row a token, a turn or a block."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from pegboard.builtin.fcfs import FCFS
+from pegboard.engine.breaker import FIRST_PAUSE_S, MAX_CALL_S
+from pegboard.engine.speculation import LEAST_POLICY_S, MeasuredCosts
+from pegboard.interfaces.observer import ErrorHappened, Event, Observer
+from pegboard.interfaces.scheduler import QueueView, Scheduler, SchedulerContext, StepBuilder
+from pegboard.interfaces.speculation_policy import (
+    Choice,
+    DraftView,
+    SpeculationPolicy,
+    StepCosts,
+)
+from pegboard.step import StepBatch
+from pegboard.testing.erring_drafter import Mute, Panic
+
+Make = Callable[..., Any]
+Expected = Callable[..., tuple[int, ...]]
+
+
+class Policy(SpeculationPolicy):
+    """Answers by a function, and keeps what it was asked."""
+
+    def __init__(self, choose: Callable[[Sequence[DraftView], int], Any]) -> None:
+        self._choose = choose
+        self.asked: list[tuple[Sequence[DraftView], int, int]] = []
+
+    def choose(self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts) -> Any:
+        self.asked.append((rows, tokens_left, costs.num_tokens))
+        return self._choose(rows, tokens_left)
+
+
+def all_of(rows: Sequence[DraftView], tokens_left: int) -> list[Choice]:
+    return [Choice(row.num_drafts, 4) for row in rows]
+
+
+def none_of(rows: Sequence[DraftView], tokens_left: int) -> list[Choice]:
+    return [Choice(0, 0) for _ in rows]
+
+
+class Random(SpeculationPolicy):
+    """Any drafts. Its copy wants none."""
+
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Policy:
+        return Policy(none_of)
+
+    def choose(self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts) -> list[Choice]:
+        dice = self._dice
+        return [Choice(dice.randint(0, row.num_drafts), dice.randint(0, 4)) for row in rows]
+
+
+class Shuffled(Scheduler):
+    """Any order and chunk, with reserves; preempts at random where somebody does not fit."""
+
+    def __init__(self, context: SchedulerContext) -> None:
+        self._dice = random.Random(context.max_num_batched_tokens)
+
+    def plan(self, queue: QueueView, step: StepBuilder) -> None:
+        dice = self._dice
+        seqs = [*queue.running, *queue.waiting]
+        for seq in dice.sample(seqs, len(seqs)):
+            if not step.add(seq, dice.randint(1, 9), dice.choice([0, 0, 5])) and queue.running:
+                step.preempt(dice.choice(queue.running))
+
+
+def _plain(batch: StepBatch) -> dict[str, Any]:
+    """What a batch computes beside drafts."""
+    return {
+        "released": [release.row for release in batch.released],
+        "admitted": [admission.row for admission in batch.admitted],
+        "rows": batch.rows.tolist(),
+        "num_computed": batch.num_computed.tolist(),
+        "num_tokens": batch.num_tokens.tolist(),
+        "sample": batch.sample.tolist(),
+    }
+
+
+@settings(
+    deadline=None,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=8),
+    scheduler=st.sampled_from([FCFS, Shuffled]),
+    num_tokens=st.sampled_from([1, 3, 9, 32]),
+    max_step_s=st.sampled_from([None, 1e-9]),
+    block_size=st.sampled_from([1, 4]),
+    spare=st.integers(0, 30),
+    is_cached=st.booleans(),
+    guesses_right=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_plain_tokens_are_planned_as_without_drafts(
+    bench: Make,
+    dict_cache: Any,
+    lengths: list[tuple[int, int]],
+    scheduler: type[Scheduler],
+    num_tokens: int,
+    max_step_s: float | None,
+    block_size: int,
+    spare: int,
+    is_cached: bool,
+    guesses_right: bool,
+    seed: int,
+) -> None:
+    longest = max(prompt + output for prompt, output in lengths)
+    engine = bench(
+        scheduler=scheduler,
+        policy=Random(seed),
+        block_sizes=(block_size,),
+        num_blocks=1 + -(-longest // block_size) + spare,
+        max_num_seqs=4,
+        max_num_batched_tokens=num_tokens,
+        max_step_s=max_step_s,
+        num_speculative_tokens=4,
+        **({"cache": dict_cache} if is_cached else {}),
+    )
+    engine.worker.guesses_right = guesses_right
+    for number, (prompt, output) in enumerate(lengths):
+        engine.add(str(number), range(prompt), max_tokens=output)
+    dice = random.Random(seed)
+    while engine.core.has_work():
+        twin = copy.deepcopy(engine) if dice.random() < 0.3 else None
+        engine.step()
+        if twin is not None:
+            num_batches = len(twin.worker.batches)
+            twin.step()
+            ours, theirs = (each.worker.batches[num_batches:] for each in (engine, twin))
+            assert [_plain(batch) for batch in ours] == [_plain(batch) for batch in theirs]
+            assert not any(batch.verify.any() for batch in theirs)
+    assert "speculation_policy" not in {part.part for part in engine.core.cut_off}
+
+
+def test_wrong_drafts_cost_no_row_its_turn(bench: Make) -> None:
+    def num_steps(num_drafts: int) -> int:
+        engine = bench(
+            max_num_seqs=16,
+            max_num_batched_tokens=32,
+            num_blocks=600,
+            num_speculative_tokens=num_drafts,
+        )
+        engine.worker.guesses_right = False
+        for number in range(16):
+            engine.add(str(number), [number, 1], max_tokens=25)
+        engine.run()
+        return len(engine.worker.batches)
+
+    assert num_steps(4) == num_steps(0) == 25
+
+
+@pytest.mark.parametrize("guesses_right", [False, True])
+def test_drafts_take_no_block_that_another_row_needs(bench: Make, guesses_right: bool) -> None:
+    # Nine blocks for each of three rows at their end, and none to spare.
+    engine = bench(block_sizes=(1,), num_blocks=28, num_speculative_tokens=4)
+    engine.worker.guesses_right = guesses_right
+    for name in "abc":
+        engine.add(name, [1, 2, 3], max_tokens=7)
+    engine.run()
+    batches = engine.worker.batches
+    assert sum(len(batch.admitted) for batch in batches) == 3, "somebody was preempted"
+    assert all(len(batch.rows) == 3 for batch in batches[:3])
+    assert any(batch.verify.any() for batch in batches)
+
+
+def test_a_row_verifies_in_the_rest_of_its_block_where_no_block_is_free(bench: Make) -> None:
+    engine = bench(num_speculative_tokens=4)
+    engine.worker.guesses_right = False
+    engine.add("a", [1, 2, 3, 4], max_tokens=20)
+    engine.step()
+    engine.step()
+    engine.allocator.grow("another", 4 * engine.core.ledger()[0].free)
+    # It computes tokens 5 to 8 in a block of four.
+    num_verified = [int(engine.worker.batches[-1].verify[0])]
+    for _ in range(2):
+        engine.step()
+        num_verified.append(int(engine.worker.batches[-1].verify[0]))
+    assert num_verified == [4, 2, 1]
+
+
+def test_known_prefixes_give_way_to_drafts(bench: Make, dict_cache: Any) -> None:
+    engine = bench(cache=dict_cache, block_sizes=(1,), num_blocks=21, num_speculative_tokens=4)
+    engine.add("old", range(50, 68), max_tokens=2)
+    engine.run()
+    assert engine.core.ledger()[0].free <= 2
+    engine.add("new", [1, 2, 3], max_tokens=12)
+    engine.step()
+    engine.step()
+    assert engine.worker.batches[-1].verify.tolist() == [4]
+
+
+def test_the_policy_is_asked_once_a_step_for_all_rows_that_sample(bench: Make) -> None:
+    policy = Policy(all_of)
+    engine = bench(
+        policy=policy, num_speculative_tokens=4, max_num_batched_tokens=16, max_num_seqs=4
+    )
+    for name in "ab":
+        engine.add(name, [1, 2, 3], max_tokens=10)
+    engine.step()
+    engine.add("long", range(40), max_tokens=3)
+    engine.step()
+    (first, first_left, first_tokens), (second, second_left, second_tokens) = policy.asked
+    assert [row.num_drafts for row in first] == [0, 0] and (first_left, first_tokens) == (10, 6)
+    # The long prompt's chunk fills the step.
+    assert [row.num_drafts for row in second] == [4, 4] and (second_left, second_tokens) == (0, 16)
+    assert [row.num_left for row in second] == [9, 9]
+    assert second[0].confidences == [0.5] * 4 and list(second[0].parents) == [-1, 0, 1, 2]
+    engine.run()
+    assert len(policy.asked) == sum(bool(batch.sample.any()) for batch in engine.worker.batches)
+    oldest = first[0].seq_id
+    tried = [row.num_tried for rows, _, _ in policy.asked for row in rows if row.seq_id == oldest]
+    assert tried == sorted(tried) and tried[-1] > 0
+
+
+def test_without_a_drafter_no_policy_is_asked(bench: Make) -> None:
+    policy = Policy(all_of)
+    engine = bench(policy=policy)
+    engine.add("a", [1, 2, 3], max_tokens=5)
+    engine.run()
+    assert policy.asked == []
+
+
+def test_what_the_step_has_no_room_for_is_left_out_from_the_last_row_on(bench: Make) -> None:
+    engine = bench(num_speculative_tokens=4, max_num_batched_tokens=9, max_num_seqs=3)
+    for name in "abc":
+        engine.add(name, [1, 2, 3], max_tokens=10)
+    engine.step()
+    engine.step()
+    assert engine.worker.batches[-1].verify.tolist() == [4, 2, 0]
+
+
+class Errors(Observer):
+    """Keeps what went wrong."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, ErrorHappened):
+            self.kinds.append(event.kind)
+
+    def close(self) -> None: ...
+
+
+class Endless(list[Choice]):
+    """A list that says one length and has another."""
+
+    def __iter__(self) -> Any:
+        while True:
+            yield Choice(0, 0)
+
+
+def _raising(error: BaseException) -> Callable[[Any], Any]:
+    def answer(rows: Any) -> Any:
+        raise error
+
+    return answer
+
+
+ANSWERS: dict[str, Callable[[Sequence[DraftView]], Any]] = {
+    "nothing": lambda rows: None,
+    "a number": lambda rows: 1,
+    "a text": lambda rows: "1" * len(rows),
+    "a generator": lambda rows: (Choice(0, 0) for _ in rows),
+    "too few": lambda rows: [Choice(0, 0)] * (len(rows) - 1),
+    "too many": lambda rows: [Choice(0, 0)] * (len(rows) + 1),
+    "without end": lambda rows: Endless([Choice(0, 0)] * len(rows)),
+    "numbers": lambda rows: [0] * len(rows),
+    "triples": lambda rows: [(0, 0, 0)] * len(rows),
+    "fractions": lambda rows: [(0.5, 0)] * len(rows),
+    "NaN": lambda rows: [(0, float("nan"))] * len(rows),
+    "None of each": lambda rows: [(None, None)] * len(rows),
+    "more than there are": lambda rows: [(row.num_drafts + 1, 0) for row in rows],
+    "more than may be": lambda rows: [(0, 4)] * len(rows),
+    "fewer than none": lambda rows: [(-1, 0)] * len(rows),
+    "very many": lambda rows: [(10**5000, 0)] * len(rows),
+    "ValueError": _raising(ValueError("no")),
+    "SystemExit": _raising(SystemExit(3)),
+    "Panic": _raising(Panic()),
+    "Mute": _raising(Mute()),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_a_policy_that_errs_is_cut_off_by_name_and_no_token_changes(
+    bench: Make, expected: Expected, answer: Callable[[Sequence[DraftView]], Any]
+) -> None:
+    errors = Errors()
+    policy = Policy(lambda rows, tokens_left: answer(rows))
+    engine = bench(num_speculative_tokens=3, policy=policy, observers=(errors,))
+    for number in range(3):
+        engine.add(f"{number}", [number, 1, 2], max_tokens=12)
+    outputs = engine.run()
+    for number in range(3):
+        assert outputs[f"{number}", 0].token_ids == expected([number, 1, 2], 12)
+    (cut_off,) = engine.core.cut_off
+    assert (cut_off.part, cut_off.name) == ("speculation_policy", "Policy") and cut_off.reason
+    assert len(errors.kinds) == 1 and len(policy.asked) == 1
+    assert not any(batch.verify.any() or batch.propose.any() for batch in engine.worker.batches)
+
+
+def test_a_policy_is_tried_again_after_a_pause(
+    bench: Make, expected: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errs = True
+    policy = Policy(lambda rows, tokens_left: None if errs else all_of(rows, tokens_left))
+    engine = bench(num_speculative_tokens=4, policy=policy)
+    engine.add("a", [1, 2, 3], max_tokens=30)
+    engine.step()
+    errs = False
+    breaker = engine.core._speculation.policy
+    assert breaker.is_open
+    later = breaker._clock() + FIRST_PAUSE_S
+    monkeypatch.setattr(breaker, "_clock", lambda: later)
+    assert engine.run()["a", 0].token_ids == expected([1, 2, 3], 30)
+    assert engine.core.cut_off == () and not breaker.is_on_trial
+    assert any(batch.verify.any() for batch in engine.worker.batches)
+
+
+@pytest.mark.parametrize(
+    ("call_s", "step_s", "is_slow"),
+    [
+        (2 * MAX_CALL_S, 1000.0, True),
+        (LEAST_POLICY_S / 4, LEAST_POLICY_S / 4, True),
+        (LEAST_POLICY_S / 4, LEAST_POLICY_S, False),
+        (LEAST_POLICY_S / 1000, 0.0, False),
+    ],
+    ids=["one call", "as long as its steps", "shorter than its steps", "hardly measurable"],
+)
+def test_a_policy_that_takes_more_time_than_it_may_is_cut_off(
+    bench: Make, monkeypatch: pytest.MonkeyPatch, call_s: float, step_s: float, is_slow: bool
+) -> None:
+    now = 0.0
+
+    def choose(rows: Sequence[DraftView], tokens_left: int) -> list[Choice]:
+        nonlocal now
+        now += call_s
+        return all_of(rows, tokens_left)
+
+    engine = bench(num_speculative_tokens=4, policy=Policy(choose))
+    engine.worker.forward_s = lambda batch: step_s
+    monkeypatch.setattr(engine.core._speculation.policy, "_clock", lambda: now)
+    engine.add("a", [1, 2, 3], max_tokens=60)
+    engine.run()
+    assert [part.part for part in engine.core.cut_off] == ["speculation_policy"] * is_slow
+    assert all("choose took" in part.reason for part in engine.core.cut_off)
+
+
+def test_costs_are_those_that_were_measured(bench: Make) -> None:
+    costs: list[StepCosts] = []
+
+    class Looking(Policy):
+        def choose(self, rows: Sequence[DraftView], tokens_left: int, seen: StepCosts) -> Any:
+            costs.append(seen)
+            return super().choose(rows, tokens_left, seen)
+
+    engine = bench(num_speculative_tokens=4, policy=Looking(all_of), max_num_seqs=20)
+    engine.worker.forward_s = lambda batch: float(batch.num_tokens.sum() + batch.verify.sum())
+    engine.add("first", [1, 2, 3], max_tokens=9)
+    engine.step()
+    assert costs[0].step_s(1) == costs[0].step_s(1000) == 3.0
+    assert costs[0].draft_s(0) == costs[0].draft_s(4) == 0.0
+    for number in range(12):
+        engine.add(str(number), [1], max_tokens=9)
+    engine.run()
+    sizes = [int(batch.num_tokens.sum() + batch.verify.sum()) for batch in engine.worker.batches]
+    for size in range(min(sizes), max(sizes[:2])):
+        assert costs[0].step_s(size) == pytest.approx(size, rel=0.3)
+    assert costs[0].step_s(0) == costs[0].step_s(1) > 0
+    assert costs[0].step_s(10**6) == costs[0].step_s(64)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 2048), st.floats(1e-6, 10)), min_size=1, max_size=60),
+    st.lists(st.integers(0, 5000), min_size=2, max_size=9),
+)
+def test_costs_lie_between_the_measurements(
+    measured: list[tuple[int, float]], sizes: list[int]
+) -> None:
+    costs = MeasuredCosts()
+    for num_nodes, seconds in measured:
+        costs._drafting.note(num_nodes, seconds)
+    values = [seconds for _, seconds in measured]
+    asked = [costs.draft_s(size) for size in sizes if size]
+    assert all(min(values) * 0.999 <= value <= max(values) * 1.001 for value in asked)
+    assert costs.draft_s(0) == 0.0 and np.isfinite(asked).all()
