@@ -37,7 +37,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         top_k: keep the k most likely tokens; 0 keeps all. Ties go to the lower id.
         top_p: keep the smallest set of most likely tokens whose probability reaches it, in (0, 1].
         min_p: keep tokens at least this fraction as likely as the most likely one, in [0, 1].
-        repetition_penalty: Keskar et al. 2019; 1 is off, over prompt and output.
+        repetition_penalty: makes tokens of prompt and output less likely (Keskar et al. 2019); 1 is
+            off.
         presence_penalty: subtracted once from tokens already generated, in [-2, 2].
         frequency_penalty: subtracted for each time a token was generated, in [-2, 2].
         logit_bias: token id to a number added to its logit.
@@ -46,8 +47,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         stop: texts that end a sequence; they are not part of the answer.
         stop_token_ids: token ids that end a sequence, beside the model's own.
         ignore_eos: do not end at the model's end-of-sequence tokens.
-        min_tokens: before so many tokens, what would end a sequence by a token is not sampled, and
-            stop texts are not heeded.
+        min_tokens: until a sequence has so many tokens, those that would end it are not sampled, and
+            stop texts do not end it.
         logprobs: report the chosen token's logprob and that many most likely ones; None: none.
         prompt_logprobs: the same for the prompt's tokens.
         processors: logits processor's name to its own parameters, validated by its plugin.
@@ -128,8 +129,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         params: how to sample and when to end.
         priority: lower runs earlier, where the scheduler heeds it.
         tenant: whose request this is, for fair schedulers.
-        cache_salt: KV is shared between requests of the same salt alone.
-        prefix_cache: `read_only`: known beginnings are used, none is made known; `off`: neither.
+        cache_salt: only requests of the same salt share KV.
+        prefix_cache: `on`: the request uses cached prefixes, and its own are cached; `read_only`: it
+            only uses them; `off`: neither.
         arrival: seconds of a monotonic clock; the engine fills it in when it is 0.
     """
 
@@ -260,7 +262,7 @@ class SequenceDelta(msgspec.Struct, frozen=True, array_like=True):
         prompt_logprobs: when asked for, once a request, with its first tokens: one a prompt token; the
             first is None, since nothing precedes it.
         finish_reason: None while it goes on. `stop`: a stop token or text; `length`: max_tokens or
-            the context; `abort`: the caller went; `error`: `error` says why.
+            the context; `abort`: the caller ended it; `error`: `error` says why.
         stop_reason: the stop text or token id that was hit, None for end-of-sequence.
         error: one line, with finish_reason `error`.
         num_prompt_tokens: the prompt's length.

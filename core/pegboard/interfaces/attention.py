@@ -1,10 +1,10 @@
 """`AttentionBackend`: KV layout and attention.
 
 A backend's manifest entry names a torch-free function `layout(group) -> tuple[TensorSpec, ...]`, the
-tensors of a block of one layer; bytes per block are their sum, for planner and runner alike. The
-runner allocates and passes views. No kernel outside a backend writes KV.
+tensors of a block of one layer. The planner sums their bytes; the runner allocates by the same answer and
+gives the backend views. Nothing but the backend writes KV.
 
-An encoding keeps each number as a code of a byte, with a float32 scale a token and KV head:
+An encoding keeps each number as a code of one byte, with a float32 scale for each token and KV head:
 
     scale = amax / largest over the token's head, or what the checkpoint says of layer and head
     code  = x / scale, rounded to the nearest code, ties to even, at most `largest` in size
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 VERSION = 0
 
 ENCODINGS = {"int8": "int8", "fp8_e4m3": "float8"}
-"""Encodings by name, and `KVScales.codes` of the static scales that each takes."""
+"""Encodings by name, and the `KVScales.codes` that each can take as static scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class AttentionContext:
     Attributes:
         layers: attention of each decoder layer.
         groups: KV groups; each layer is in one.
-        max_num_seqs: most rows a step.
+        max_num_seqs: most rows of a step.
         dtype: activation dtype.
         device: `cpu` or `cuda`.
         num_threads: threads it may use on a CPU.

@@ -46,7 +46,7 @@ class AddedToken:
         lstrip, rstrip: it takes the spaces before, after it.
         single_word: found between word boundaries alone.
         normalized: looked for in the text as the tokenizer has normalized it.
-        overrides: it goes before one of the same text in the tokenizer's own file.
+        overrides: it replaces a token of the same text in the tokenizer's own file.
     """
 
     content: str
@@ -90,16 +90,17 @@ class CheckpointFacts:
     Attributes:
         source: name of the source that described it.
         path: absolute path of the folder or file.
-        fingerprint: hex digest that changes when config, headers or files change; part of KV keys.
+        fingerprint: hex digest that changes when config, headers or files change; KV of one fingerprint
+            is never used under another.
         config: the model's config in Hugging Face's keys (`architectures`, `hidden_size`, ...).
         tensors: by name, in Hugging Face's names.
         quantization: the method that the checkpoint says its weights are in; None: plain.
         quantization_config: the method's own settings.
         eos_token_ids: ids that end a sequence.
         tokenizer: its files and texts.
-        eos_sources: what names such ids (a file, a key) to the ids; each is in `eos_token_ids`.
+        eos_sources: where each of `eos_token_ids` was found: a file or key to its ids.
         generation: how the checkpoint wants to be sampled, in the keys of Hugging Face's
-            `generation_config.json`; others are said, and not followed.
+            `generation_config.json`. `pegboard check` shows the keys that are not followed.
     """
 
     source: str

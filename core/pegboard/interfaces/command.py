@@ -2,8 +2,8 @@
 
 `pegboard <name>` calls the command's factory and runs the typer application that it returns. A command
 ends with status 0, or by `typer.Exit` with 3 where it is a check that found what it looks for. A user's
-mistake is raised as a `UserError`, which becomes one line and status 2; a service's own errors are left
-to pass. Anything else that is raised is a bug: a traceback and status 1.
+mistake is raised as a `UserError`, which becomes one line and status 2; those that the context's methods
+raise are left to pass. Anything else that is raised is a bug: a traceback and status 1.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class LoadedModel(Protocol):
 
 
 class LayerStream(Protocol):
-    """A model of which one decoder layer at a time is in memory, in float32 whatever the checkpoint
-    keeps. Whoever opened it closes it.
+    """A model of which one decoder layer at a time is in memory, in float32 whatever the checkpoint's
+    dtype. Whoever opened it closes it.
 
     Attributes:
         facts: the checkpoint.
         shape: the model.
-        num_threads: that it computes with; the same number gives the same bits.
-        max_tokens: the longest text that it runs.
+        num_threads: threads that it computes with; the same number gives the same bits.
+        max_tokens: tokens of the longest text that it runs.
     """
 
     @property
@@ -90,7 +90,7 @@ class Tokenizer(Protocol):
 
 
 class CommandContext(ABC):
-    """The engine's services for commands. Filled by `pegboard.cli`."""
+    """What the core does for commands. `pegboard.cli` makes it."""
 
     @abstractmethod
     def resolve(self, config: dict[str, Any]) -> Any:
@@ -110,7 +110,7 @@ class CommandContext(ABC):
 
     @abstractmethod
     def calibrator(self, method: str) -> type[Calibrator]:
-        """How a quantization method makes checkpoints; its plugin is imported.
+        """The class that makes checkpoints of a quantization method; its plugin is imported.
 
         Raises:
             UserError: nothing installed quantizes by that method.

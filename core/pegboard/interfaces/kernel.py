@@ -22,9 +22,9 @@ OPERATIONS = ("linear", "rms_norm", "rotary", "silu_mul", "sample")
 """The operations that an engine asks for."""
 
 JOINT_OPERATIONS = {"decoder_layer": ("linear", "rms_norm", "silu_mul")}
-"""Operations that do the work of several and of attention, with the same bits. An engine asks for one
-where a family that has it was chosen for all that it joins, and its plugin's attention backend too;
-where it cannot run a layer, those run one by one."""
+"""Operations that do the work of several others and of attention in one call, with the same bits. One is
+used where the same kernel family was chosen for all that it joins and the attention backend is of that
+family's plugin. In a layer that it cannot run, the joined operations run one by one."""
 
 PackedWeight = NewType("PackedWeight", object)
 """A weight in a kernel's own layout: opaque, and never shared between packages."""
@@ -50,7 +50,7 @@ class KernelContext:
 
 
 class Kernel(ABC):
-    """Common to all: a check of itself before weights load."""
+    """What all kernels have: a test of themselves, run before weights load."""
 
     @abstractmethod
     def self_test(self) -> None:
@@ -69,7 +69,7 @@ class LinearKernel(Kernel):
 
     @abstractmethod
     def prepare(self, weight: LinearWeight) -> PackedWeight:
-        """Packs a weight. May keep a reference to its tensors."""
+        """The weight in the kernel's own layout, which may keep references to the weight's tensors."""
 
     @abstractmethod
     def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:

@@ -30,11 +30,11 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of a block: its shape without the block axis, and its dtype.
+    """One tensor of the KV of a layer: its shape for one block, and its dtype.
 
     Attributes:
         name: `k`, `v`, `k_scale`, ...: the backend's own.
-        shape: per block.
+        shape: of one block; the tensor has an axis of blocks before it.
         dtype: `float32`, `float16`, `bfloat16`, `float64`, `int8`, `uint8`, ...
     """
 

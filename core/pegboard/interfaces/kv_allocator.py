@@ -1,7 +1,8 @@
 """`KVAllocator`: which blocks a sequence owns.
 
-The allocator owns blocks and references and knows no tokens. Every reference has an owner and is
-released once; releasing again does nothing. Block 0 of each group is never handed out.
+The allocator counts blocks and who refers to them, and knows no tokens. An owner's blocks are numbers,
+for each KV group in the order of its tokens. Each reference to a block has an owner and is released once;
+releasing again does nothing. Block 0 of each group is never handed out.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ class AllocatorContext:
 
     Attributes:
         groups: KV groups.
-        num_blocks: of each group, block 0 included.
+        num_blocks: blocks of each group, block 0 included.
         max_model_len: most tokens a sequence.
-        max_chunk: most tokens that a step adds to a sequence; bounds what a window group needs.
-        cache: asked to evict when blocks run out; whatever it holds counts as free.
+        max_chunk: most tokens that a step adds to a sequence; with the window it bounds the blocks that a
+            sequence needs in a window group.
+        cache: asked to evict when blocks run out; those that it alone refers to count as free.
     """
 
     groups: tuple[KVGroup, ...]
@@ -41,7 +43,7 @@ class AllocatorContext:
 
 
 class Verdict(Enum):
-    """When a demand can be met."""
+    """When a demand can be met: `LATER` is once others have given blocks back."""
 
     NOW = "now"
     LATER = "later"
@@ -54,8 +56,8 @@ class Answer:
 
     Attributes:
         verdict: `NEVER` exactly when it exceeds an empty pool.
-        missing: blocks missing now, a group.
-        total: blocks that an empty pool has, a group.
+        missing: for each group, the blocks that are missing now.
+        total: for each group, the blocks of an empty pool.
     """
 
     verdict: Verdict
@@ -101,7 +103,7 @@ class KVLedger:
 
 
 class KVAllocator(ABC):
-    """Hands out blocks, all groups or nothing."""
+    """Hands out blocks: what is asked for in all groups, or nothing."""
 
     @abstractmethod
     def probe(self, num_tokens: int, owner: Owner | None = None) -> Answer:
@@ -109,15 +111,15 @@ class KVAllocator(ABC):
 
         Args:
             num_tokens: slots in all, lookahead included.
-            owner: count on what it has already; None: a new sequence.
+            owner: the sequence, whose blocks count as there; None: a new one.
         """
 
     @abstractmethod
     def grow(self, owner: Owner, num_tokens: int, lookahead: int = 0) -> Growth | None:
         """Makes slots for the owner's first `num_tokens` tokens, and `lookahead` more for drafts.
 
-        Append-only, and idempotent: what is there stays. The first call makes the owner. Blocks that
-        will be written to, from the last `num_tokens` of the call before on, are the owner's alone.
+        What is there stays, so that calling it again changes nothing. The first call makes the owner.
+        From slot `num_tokens` of the call before on, the owner will write: these blocks are its own alone.
 
         Returns:
             What changed; None, with nothing changed, when a group lacks blocks.
@@ -133,14 +135,14 @@ class KVAllocator(ABC):
 
     @abstractmethod
     def release(self, owner: Owner, after_step: int | None = None) -> None:
-        """Gives back everything. With `after_step`, blocks are free once that step is fenced.
+        """Gives back all of an owner's blocks. With `after_step`, they are free once that step is fenced.
 
         An unknown owner is ignored.
         """
 
     @abstractmethod
     def fence(self, step_id: int) -> None:
-        """The step's result is committed: what waited for it, or for an older one, is free."""
+        """The step's result is committed: blocks that waited for it, or for an older one, are free."""
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:
@@ -148,7 +150,7 @@ class KVAllocator(ABC):
 
     @abstractmethod
     def ledger(self) -> tuple[KVLedger, ...]:
-        """One entry a group."""
+        """An entry for each group."""
 
 
 class SharedBlocks(ABC):
@@ -159,11 +161,11 @@ class SharedBlocks(ABC):
 
     @abstractmethod
     def blocks(self, owner: Owner) -> tuple[Sequence[int], ...]:
-        """The owner's blocks in order, a group; 0 where the window gave one back."""
+        """For each group the owner's blocks in order; 0 where the window gave one back."""
 
     @abstractmethod
     def adopt(self, owner: Owner, blocks: Sequence[Sequence[int]]) -> None:
-        """Makes an owner that begins with these blocks, a group, each full of known tokens.
+        """Makes an owner that begins with these blocks of each group, all full of known tokens.
 
         Raises:
             ValueError: the owner exists, or a block is free.
@@ -176,7 +178,7 @@ class SharedBlocks(ABC):
 
     @abstractmethod
     def retain(self, group: int, block: int) -> None:
-        """The prefix cache references a block: it is not free when its sequences are gone."""
+        """The prefix cache refers to a block from now on: it is not free when its sequences are gone."""
 
     @abstractmethod
     def forget(self, group: int, block: int) -> None:
@@ -192,7 +194,7 @@ class PinnedBlocks(ABC):
     @abstractmethod
     def pin(self, name: str, owner: Owner, deadline: float) -> tuple[Sequence[int], ...]:
         """Holds the owner's blocks under `name`, unchanged, until `unpin` or the deadline (seconds of
-        the monotonic clock); returns them, a group."""
+        the monotonic clock); returns those of each group."""
 
     @abstractmethod
     def unpin(self, name: str) -> None:

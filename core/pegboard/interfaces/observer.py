@@ -39,7 +39,7 @@ class RequestArrived:
     """A request entered the queue. Times are seconds of a monotonic clock.
 
     Attributes:
-        num_sequences: that it asks for.
+        num_sequences: sequences that it asks for.
         max_tokens: most tokens that each of them can get: what was asked for, or what the context
             leaves.
     """
@@ -81,19 +81,19 @@ class StepDone:
     Attributes:
         time: when.
         duration_s: of the whole step; `forward_s`, `sampling_s`, `drafting_s` are the worker's.
-        num_prefill_tokens, num_decode_tokens: computed, draft nodes counted as decode.
-        num_output_tokens: committed.
-        num_running, num_waiting: after the step.
-        num_preempted: in the step.
-        num_drafts_tried, num_drafts_accepted: in the step.
-        kv: the allocator's ledger, a group.
-        first_token_s: seconds since arrival, of each sequence that got its first token.
-        inter_token_s: seconds since its last tokens, of each other sequence that got some.
-        num_sequences: that computed something.
-        num_prompt_tokens: of requests whose prompt is done: their first sequence got its first token.
+        num_prefill_tokens, num_decode_tokens: tokens computed; draft nodes count as decode.
+        num_output_tokens: tokens committed.
+        num_running, num_waiting: sequences after the step.
+        num_preempted: sequences preempted for the step.
+        num_drafts_tried, num_drafts_accepted: depths at which drafts were compared, and accepted.
+        kv: the allocator's ledger, an entry for each KV group.
+        first_token_s: for each sequence that got its first token, seconds since its arrival.
+        inter_token_s: for each other sequence that got tokens, seconds since its last ones.
+        num_sequences: sequences that computed something.
+        num_prompt_tokens: prompt tokens of requests whose first sequence got its first token.
         num_cached_prompt_tokens: how many of them a cache had.
-        num_prefix_queries, num_prefix_hits: prompt tokens of the sequences admitted for the first
-            time, and how many of them a cache had.
+        num_prefix_queries: prompt tokens of the sequences admitted for the first time.
+        num_prefix_hits: how many of them a cache had.
         accepted_per_draft: tokens accepted of each draft that was verified.
     """
 
@@ -128,8 +128,8 @@ class LoadChanged:
     gave its blocks back.
 
     Attributes:
-        num_running, num_waiting: now.
-        kv: the allocator's ledger, a group.
+        num_running, num_waiting: sequences now.
+        kv: the allocator's ledger, an entry for each KV group.
     """
 
     time: float
@@ -197,6 +197,7 @@ Event = (
     | BreakerChanged
     | ErrorHappened
 )
+"""What an observer hears."""
 
 
 def kv_usage(ledgers: Sequence[KVLedger]) -> float:

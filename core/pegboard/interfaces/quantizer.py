@@ -10,14 +10,14 @@ torch-free functions:
 - `formats(facts, options) -> tuple[str, ...]`, the weight formats that its schemes yield, each of which
   needs a kernel; a list in the manifest where they are always the same.
 
-And three where there is cause:
+Three more are optional:
 
 - `kv_scales(facts) -> tuple[StoredKVScales, ...]`, the tensors with static scales of keys and values
   that the checkpoint holds;
-- `notes(facts, options) -> tuple[str, ...]`, what `check` should say of how it is run, a line each;
-- `alternatives(facts, options) -> tuple[options, ...]`, what options that leave something open may stand
-  for, best first. The first whose formats all have a kernel that is no mere reference is taken; else the
-  last.
+- `notes(facts, options) -> tuple[str, ...]`, lines that `pegboard check` shows of how the weights are run;
+- `alternatives(facts, options) -> tuple[options, ...]`, complete options that those which leave something
+  open (`auto`) may mean, best first. The first is taken for whose formats there are kernels that are more
+  than references; where there is none, the last.
 
 `options` are validated by the quantizer's options model; None where it has none.
 """
@@ -51,7 +51,7 @@ class QuantizerContext:
 
     Attributes:
         facts: the checkpoint.
-        dtype: activation dtype; what a float weight should come in.
+        dtype: activation dtype, and that of weights which are not quantized.
     """
 
     facts: CheckpointFacts
@@ -83,9 +83,10 @@ class StoredParameter:
         name: appended to the layer's name (`weight`, `qweight`, `scales`).
         shape: as stored.
         dtype: as stored; None: any floating type.
-        shard_axis: `out` and `in` axes of the layer map to these axes; None: not split there.
+        shard_axis: for each axis of the layer (`out`, `in`) the axis of this tensor that is split where
+            tensor parallelism splits the layer's; None: none is.
         packing: weights in one stored element; 1: not packed.
-        packed_axis: the layer's axis that is packed, `in` or `out`; void when not packed.
+        packed_axis: the layer's axis that is packed; without a meaning where `packing` is 1.
     """
 
     name: str
@@ -100,12 +101,12 @@ class StoredParameter:
 class StoredKVScales:
     """Where a checkpoint keeps the static scales of a decoder layer's keys and values.
 
-    Each tensor is one number, or one a KV head: a key is what is kept times its scale.
+    A tensor holds one number, or one for each KV head. A key is its code times its scale.
 
     Attributes:
         layer: the decoder layer.
-        codes: what is kept, `float8` or `int8`.
-        k, v: names of the tensors; the same one where the two share it.
+        codes: the kind of code, `float8` or `int8`.
+        k, v: names of the tensors; the same one where keys and values share their scales.
     """
 
     layer: int
@@ -237,8 +238,8 @@ class QuantizedWeight:
 
     Attributes:
         parameters: what is stored, by `StoredParameter.name`.
-        values: float32 [out_features, in_features], what that means: `Scheme.dequantize` of it.
-        note: what the user should know of it; empty: nothing.
+        values: float32 [out_features, in_features], `Scheme.dequantize` of the parameters.
+        note: a line for the user; empty: none.
     """
 
     parameters: Mapping[str, torch.Tensor]
@@ -253,7 +254,7 @@ class Calibrator(ABC):
 
     One decoder layer at a time is in memory: `fold` it; then, for each group of weights that share
     their inputs, `observe` all inputs and `quantize`. Nothing is kept from layer to layer, so that a
-    run may be broken off after any of them.
+    run may stop after any layer and go on later.
 
     Args:
         settings: of each weight to be quantized, by `WeightSpec.name`: instances of the class's own

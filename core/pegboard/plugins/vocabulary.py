@@ -11,8 +11,8 @@ from pegboard.interfaces.kernel import JOINT_OPERATIONS, OPERATIONS
 
 PROMISES: dict[str, dict[str, str]] = {
     "kv_allocator": {
-        "sharing": "A block may have several owners; prefix caches and forks need it.",
-        "pinning": "Blocks can be held for a KV transfer.",
+        "sharing": "A block may have several owners (`SharedBlocks`); prefix caches and forks need it.",
+        "pinning": "Blocks can be held for a KV transfer (`PinnedBlocks`).",
     },
     "prefix_cache": {
         "inactive": "It stands for doing without: `prefix_cache: on` does not take it.",
