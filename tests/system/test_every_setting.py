@@ -161,7 +161,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _entry(interface: str, plugin: str) -> str:
     version = max(CONTRACTS[interface].versions)
-    own = 'layout = "pegboard.builtin.torch_attention_layout:layout"'
+    promises = {"kv_allocator": '["sharing"]', "drafter": '["draft_model"]'}
+    layout = 'layout = "pegboard.builtin.torch_attention_layout:layout"'
     lines = [
         "[[provides]]",
         f'interface = "{interface}"',
@@ -170,8 +171,8 @@ def _entry(interface: str, plugin: str) -> str:
         'summary = "Of the test"',
         'options = ":Options"',
         "priority = -1",
-        'promises = ["draft_model", "sharing"]',
-        *([own] if interface == "attention" else []),
+        f"promises = {promises.get(interface, '[]')}",
+        *([layout] if interface == "attention" else []),
     ]
     return "".join(f"# {line}\n" for line in lines)
 

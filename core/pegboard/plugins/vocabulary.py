@@ -20,7 +20,6 @@ PROMISES: dict[str, dict[str, str]] = {
     "drafter": {
         "inactive": "It stands for doing without: no row is asked for drafts.",
         "draft_model": "It acts on `drafter.model`.",
-        "rejection": "It acts on `drafter.verification: rejection`.",
     },
     "attention": {
         "row_invariant": "A row has the same bits in any batch, chunk, padding and number of threads.",
@@ -35,9 +34,10 @@ PROMISES: dict[str, dict[str, str]] = {
         "own_threads": "As of `attention`. Row invariance is promised by each operation.",
     },
     "executor": {
-        "tensor_parallel": "It runs `executor.tensor_parallel` workers that share each layer.",
-        "pipeline_parallel": "It runs `executor.pipeline_parallel` workers, each with some layers.",
-        "data_parallel": "It runs `executor.data_parallel` workers, each with the whole model.",
+        "tensor_parallel": "It runs `executor.tensor_parallel` workers that share each layer. No model is"
+        " split yet, so that more than one is refused.",
+        "pipeline_parallel": "It runs `executor.pipeline_parallel` workers, each with some layers. No"
+        " model is split yet, so that more than one is refused.",
     },
 }
 """What each promise means, by interface and name. A name with a dot (`acme.compressed`) is one that
