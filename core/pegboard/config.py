@@ -18,6 +18,8 @@ from pegboard.config_values import (
     AutoCount,
     AutoThreads,
     Count,
+    Deadline,
+    Farewell,
     Host,
     Hosts,
     KeepAlive,
@@ -30,6 +32,7 @@ from pegboard.config_values import (
     Port,
     Seed,
     ServedNames,
+    Silence,
     Size,
     Table,
     Text,
@@ -228,6 +231,13 @@ class ServerConfig(Section):
             what the system's limit of open files leaves, at most 4096.
         served_model_name: the model's name, or several; auto, also among others, is `model`.
         log_requests: a log line for each request that was answered or refused.
+        silence_s: seconds without a sign of life of the engine's process or of a worker, after which
+            `/ready` and `/health` say so with 503. They send one every second.
+        deadline_s: seconds after which a step hangs, or 20 times what the longest step took, if that is
+            more. All open requests then end with an error, and the engine is dead; so it is when the
+            silence lasts for this long.
+        farewell_s: seconds for which `/ready` and `/health` still say why the engine is dead, before the
+            server ends with status 1.
     """
 
     host: Host = "127.0.0.1"
@@ -239,6 +249,9 @@ class ServerConfig(Section):
     max_connections: AutoCount = "auto"
     served_model_name: ServedNames = "auto"
     log_requests: StrictBool = True
+    silence_s: Silence = 10
+    deadline_s: Deadline = 30
+    farewell_s: Farewell = 15
     limits: LimitsConfig = LimitsConfig()
 
 

@@ -230,6 +230,12 @@ Hosts = Annotated[list[str], PlainValidator(_hosts)]
 """Names or addresses, without ports."""
 KeepAlive = Annotated[int, whole(0, 86_400)]
 """Seconds."""
+Silence = Annotated[int, whole(2, 86_400)]
+"""Seconds; signs come every second."""
+Deadline = Annotated[int, whole(1, 86_400)]
+"""Seconds."""
+Farewell = Annotated[int, whole(0, 86_400)]
+"""Seconds."""
 Port = Annotated[int, whole(0, 65535)]
 Seed = Annotated[int | None, PlainValidator(_seed)]
 MaxStep = Annotated[int | Auto | None, PlainValidator(_max_step_ms)]

@@ -72,6 +72,7 @@ TABLE: dict[str, Row] = {
     "pegboard.tokenizer": Row(("pegboard.errors", "pegboard.interfaces", "pegboard.chat", FILES)),
     "pegboard.chat": Row(("pegboard.errors", "pegboard.lifeline")),
     "pegboard.lifeline": Row(()),
+    "pegboard.life": Row(("pegboard.interfaces",)),
     "pegboard.sampling_defaults": Row((*CONFIG, "pegboard.request")),
     "pegboard.plugins": Row(("pegboard.interfaces", *CONFIG)),
     "pegboard.planner": Row(("pegboard.interfaces", "pegboard.plugins", *CONFIG)),

@@ -88,7 +88,7 @@ def test_a_second_signal_ends_open_answers_with_an_error(serve: Any, model: Path
 
 @pytest.mark.slow
 def test_the_death_of_the_engine_never_looks_like_an_answer(serve: Any, model: Path) -> None:
-    served = serve(model)
+    served = serve(model, "--set", "server.farewell_s=0")
     stream = long_stream(served, model)
     os.kill(served.engine_pid, signal.SIGKILL)
     with pytest.raises(APIError, match="engine"):

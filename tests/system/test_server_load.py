@@ -114,7 +114,7 @@ def test_a_drain_completes_all_open_streams(serve: Any, model: Path) -> None:
 
 
 def test_a_killed_engine_is_an_error_to_all_and_leaves_nothing(serve: Any, model: Path) -> None:
-    served = serve(model)
+    served = serve(model, "--set", "server.farewell_s=0")
     children = family(served)
 
     async def run() -> list[list[Any]]:

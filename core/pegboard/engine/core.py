@@ -160,6 +160,11 @@ class EngineCore:
         return self._queue.num_waiting
 
     @property
+    def step_id(self) -> int:
+        """Of the step that is launched next."""
+        return self._step_id
+
+    @property
     def observers(self) -> tuple[Observer, ...]:
         """Those that are not cut off."""
         return self._observers.listening

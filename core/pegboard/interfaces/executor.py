@@ -6,11 +6,34 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from pegboard.step import StepBatch, StepResult
 
 VERSION = 0
+
+
+Doing = Literal["starting", "idle", "step"]
+
+
+class Sign(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process says of itself once a second, from a thread of its own.
+
+    Attributes:
+        doing: `starting` until its weights are loaded, then `step` or `idle`.
+        step_id: the step that runs, or the last one; -1: none has begun.
+        age_s: seconds that it has been doing so.
+    """
+
+    doing: Doing
+    step_id: int
+    age_s: float
+
+    def __str__(self) -> str:
+        doing = f"in step {self.step_id}" if self.doing == "step" else self.doing
+        return f"{doing} for {self.age_s:.1f} s"
 
 
 class Worker(ABC):

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 from fastapi import Depends, FastAPI, Request, Response
@@ -40,7 +40,7 @@ from pegboard.server.tokenizing import DetokenizeBody, TokenizeBody, detokenize,
 from pegboard.server.turns import TakeTurns
 from pegboard.server.waiting import num_sequences, num_tokens
 
-State = Literal["loading", "ready", "draining", "dead"]
+State = Literal["loading", "ready", "draining", "silent", "dead"]
 
 Reply = Callable[[Call, Sequence[Answer], Usage, TokenTexts], msgspec.Struct]
 Chunks = Callable[[Call, Submission, TokenTexts], AsyncIterator[Chunk]]
@@ -89,16 +89,24 @@ class Service:
     def state(self) -> State:
         if self.engine.failure is not None:
             return "dead"
+        if self.engine.silent is not None:
+            return "silent"
         if self.draining:
             return "draining"
         return "loading" if self.engine.facts is None else "ready"
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the engine is dead or silent; None while it is neither."""
+        return str(self.engine.failure) if self.engine.failure else self.engine.silent
 
     def check_ready(self) -> None:
         """Raises ApiError 503 when no request can be taken now."""
         reason = {
             "loading": f"the model is loading ({self.engine.loaded:.0%})",
             "draining": "the server is shutting down",
-            "dead": "the engine died",
+            "silent": str(self.trouble),
+            "dead": f"the engine died: {self.trouble}",
         }.get(self.state)
         if reason is not None:
             raise ApiError(503, reason, headers=RETRY_AFTER)
@@ -273,18 +281,18 @@ def _add_operator_routes(app: FastAPI, service: Service, registry: CollectorRegi
 
     @_on_get(app, "/health")
     async def health() -> Response:
-        """200 while the engine lives; load balancers want `/ready`. Plugins that the engine does without
-        for now are named, with what they did."""
-        return _state(service.state, ("ready", "draining"), service.engine.cut_off)
+        """200 while the engine lives and says so; load balancers want `/ready`. What is wrong with it is
+        said, and plugins that it does without for now are named, with what they did."""
+        return _state(service, ("ready", "draining"), service.engine.cut_off)
 
     @_on_get(app, "/ready")
     async def ready() -> Response:
-        return _state(service.state, ("ready",))
+        return _state(service, ("ready",))
 
     @_on_get(app, "/live")
     async def live() -> Response:
         """200 while the server's own loop runs, whatever the engine does."""
-        return _state(service.state, ("loading", "ready", "draining", "dead"))
+        return _state(service, get_args(State))
 
     @_on_get(app, "/version")
     async def version() -> Response:
@@ -310,9 +318,13 @@ def _add_operator_routes(app: FastAPI, service: Service, registry: CollectorRegi
         return Response(text, headers={"content-type": METRICS_TYPE})
 
 
-def _state(state: State, healthy: tuple[State, ...], cut_off: tuple[CutOff, ...] = ()) -> Response:
-    status = 200 if state in healthy else 503
-    said: dict[str, object] = {"status": state}
+def _state(
+    service: Service, healthy: tuple[State, ...], cut_off: tuple[CutOff, ...] = ()
+) -> Response:
+    status = 200 if service.state in healthy else 503
+    said: dict[str, object] = {"status": service.state}
+    if service.trouble is not None:
+        said["reason"] = service.trouble
     if cut_off:
         said["cut_off"] = cut_off
     body = msgspec.json.encode(said)

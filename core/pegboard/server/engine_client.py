@@ -25,6 +25,7 @@ from pegboard.errors import (
     UserError,
 )
 from pegboard.request import Request
+from pegboard.server.engine_watch import TICK_S, EngineWatch
 from pegboard.server.keys import without_keys
 from pegboard.server.messages import (
     Abort,
@@ -43,8 +44,10 @@ from pegboard.server.messages import (
     Status,
     Stop,
     ToEngine,
+    decode_alive,
     decode_from_engine,
     encode,
+    life_of,
 )
 from pegboard.server.submission import Submission
 from pegboard.server.waiting import Waiting
@@ -63,13 +66,15 @@ class EngineClient:
         facts: what the engine said when it was ready; None until then.
         metrics: its last metrics text, and `metrics_time` (monotonic seconds) when that came.
         cut_off: plugins that it did without then.
+        num_running, num_waiting: sequences that had a row then, and those that had none.
         waiting: sequences that have not brought a token yet.
     """
 
-    def __init__(self, start: Start, command: Sequence[str] = ()) -> None:
+    def __init__(self, start: Start, watch: EngineWatch, command: Sequence[str] = ()) -> None:
         """
         Args:
             start: the config to build the engine of.
+            watch: judges whether it lives.
             command: argv of a process that speaks `messages`; the socket's address and this
                 process's id are appended.
         """
@@ -78,6 +83,8 @@ class EngineClient:
         self.metrics = ""
         self.metrics_time: float | None = None
         self.cut_off: tuple[CutOff, ...] = ()
+        self.num_running = self.num_waiting = 0
+        self._watch = watch
         self._start = start
         self._command = tuple(command) or (
             sys.executable,
@@ -88,6 +95,7 @@ class EngineClient:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
+        self._signs = self._context.socket(zmq.PULL)
         self._submissions: dict[str, Submission] = {}
         self.waiting = Waiting()
         self._resets: deque[asyncio.Future[None]] = deque()
@@ -102,6 +110,11 @@ class EngineClient:
     def failure(self) -> PegboardError | None:
         """Why the engine is gone; None while it lives."""
         return self._ended.result() if self._ended.done() else None
+
+    @property
+    def silent(self) -> str | None:
+        """Who gives no sign of life though its process is there; None while all do."""
+        return self._watch.silent
 
     @property
     def num_open(self) -> int:
@@ -132,7 +145,9 @@ class EngineClient:
             )
             self._tasks = [
                 asyncio.create_task(self._receive()),
-                asyncio.create_task(self._watch(self._process)),
+                asyncio.create_task(self._hear()),
+                asyncio.create_task(self._judge(self._process)),
+                asyncio.create_task(self._await_exit(self._process)),
             ]
             self._send(self._start)
             self.facts = await self._ready
@@ -204,6 +219,7 @@ class EngineClient:
     def _bind(self, address: str, folder: str) -> None:
         try:
             self._socket.bind(address)
+            self._signs.bind(life_of(address))
         except zmq.ZMQError as error:
             raise ConfigError(
                 "TMPDIR",
@@ -233,6 +249,7 @@ class EngineClient:
             case Status():
                 self.metrics, self.metrics_time = message.metrics, time.monotonic()
                 self.cut_off = message.cut_off
+                self.num_running, self.num_waiting = message.num_running, message.num_waiting
             case Refused():
                 self._refuse(message.request_ids, message.error())
             case Faulted():
@@ -283,7 +300,24 @@ class EngineClient:
             self._submissions.pop(request_id, None)
             self.waiting.forget(request_id)
 
-    async def _watch(self, process: Process) -> None:
+    async def _hear(self) -> None:
+        while True:
+            self._watch.hear(decode_alive(await self._signs.recv()))
+
+    async def _judge(self, process: Process) -> None:
+        """Kills an engine that will not go on."""
+        then = time.monotonic()
+        while (lost := self._watch.lost) is None:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            self._watch.tick(now - then)
+            then = now
+        counts = f"sequences running: {self.num_running}, waiting: {self.num_waiting}"
+        self._die(EngineDied(f"{lost}; {counts}"))
+        if process.returncode is None:
+            process.kill()
+
+    async def _await_exit(self, process: Process) -> None:
         status = await process.wait()
         # Its last words may still be on their way.
         await asyncio.sleep(0.1)

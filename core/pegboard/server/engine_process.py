@@ -1,6 +1,7 @@
 """The engine's process: `python -m pegboard.server.engine_process ADDRESS PARENT_PID`.
 
-It runs the engine that the server prepared, then loops: drain the socket, step, push.
+It runs the engine that the server prepared, then loops: drain the socket, step, push. A thread tells the
+server once a second what the loop is doing.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import zmq
 from pegboard.compose import Prepared, from_wire, start_engine
 from pegboard.engine.core import EngineCore
 from pegboard.errors import RequestError, RequestFailed, UserError
+from pegboard.life import Life, SignSender
 from pegboard.lifeline import end_with_parent, leave_signals_to_parent
 from pegboard.progress import progress_bar
 from pegboard.server.logs import configure_logging
 from pegboard.server.messages import (
     Abort,
     Add,
+    Alive,
     Built,
     Deltas,
     Failed,
@@ -40,6 +43,7 @@ from pegboard.server.messages import (
     ToEngine,
     decode_to_engine,
     encode,
+    life_of,
 )
 from pegboard.server.startup_lines import log_loaded
 
@@ -76,27 +80,28 @@ class Channel:
 class EngineLoop:
     """Runs an engine for the server until it is told to stop."""
 
-    def __init__(self, engine: EngineCore, channel: Channel) -> None:
+    def __init__(self, engine: EngineCore, channel: Channel, life: Life) -> None:
         self._engine = engine
         self._channel = channel
-        self._num_steps = 0
+        self._life = life
         self._next_status = 0.0
         self._stopped = False
 
     def run(self) -> None:
+        self._life.rest()
         while not self._stopped:
-            self._drain()
-            if self._engine.has_work():
-                self._step()
-            self._report()
+            if not self._engine.has_work():
+                # An idle engine sleeps here until a message comes or the next status is due.
+                self._channel.wait(max(self._next_status - time.monotonic(), 0.0))
+            with self._life.step(self._engine.step_id):
+                self._turn()
 
-    def _drain(self) -> None:
-        # An idle engine sleeps here until a message comes or the next status is due.
-        until_status = max(self._next_status - time.monotonic(), 0.0)
-        timeout_s = 0.0 if self._engine.has_work() else until_status
-        while not self._stopped and self._channel.wait(timeout_s):
+    def _turn(self) -> None:
+        while not self._stopped and self._channel.wait(0.0):
             self._heed(self._channel.receive())
-            timeout_s = 0.0
+        if self._engine.has_work():
+            self._step()
+        self._report()
 
     def _heed(self, message: ToEngine) -> None:
         match message:
@@ -132,7 +137,6 @@ class EngineLoop:
 
     def _step(self) -> None:
         deltas = self._engine.step()
-        self._num_steps += 1
         if deltas:
             self._channel.send(Deltas(tuple(deltas)))
 
@@ -146,7 +150,6 @@ class EngineLoop:
                 metrics=self._engine.metrics(),
                 num_running=self._engine.num_running,
                 num_waiting=self._engine.num_waiting,
-                num_steps=self._num_steps,
                 cut_off=self._engine.cut_off,
             )
         )
@@ -158,9 +161,13 @@ def main(arguments: Sequence[str]) -> int:
     leave_signals_to_parent()
     end_with_parent(int(parent))
     configure_logging()
-    channel = Channel(address)
+    life, channel = Life(), Channel(address)
+    signs = SignSender(
+        lambda socket: socket.connect(life_of(address)),
+        lambda: encode(Alive(life.sign(), life.worst_step_s)),
+    )
     try:
-        _serve(channel)
+        _serve(channel, life)
     except UserError as error:
         if os.environ.get("PEGBOARD_RAISE") == "1":
             logger.exception("the engine cannot start")
@@ -171,11 +178,12 @@ def main(arguments: Sequence[str]) -> int:
         channel.send(Failed(f"{type(error).__name__}: {error}", mistake=False))
         return 1
     finally:
+        signs.close()
         channel.close()
     return 0
 
 
-def _serve(channel: Channel) -> None:
+def _serve(channel: Channel, life: Life) -> None:
     start = channel.receive()
     if isinstance(start, Stop):
         return
@@ -189,7 +197,7 @@ def _serve(channel: Channel) -> None:
         gc.collect()
         gc.freeze()
         channel.send(Ready(composition.max_model_len, composition.digest, os.getpid()))
-        EngineLoop(engine, channel).run()
+        EngineLoop(engine, channel, life).run()
     finally:
         engine.close()
 

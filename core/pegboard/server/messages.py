@@ -2,7 +2,8 @@
 
 The server sends `Start` once, then `Add`, `Abort` and `Reset` at will, and `Stop` to end. The engine's
 process answers `Built`, `Loading`, then `Ready` or `Failed`, then `Deltas`, `Refused`, `Faulted`, one
-`ResetDone` for each `Reset` in order and, once a second, `Status`.
+`ResetDone` for each `Reset` in order and, once a second, `Status`. On a second socket, at `life_of` the
+first one's address, it sends `Alive` once a second from a thread of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import msgspec
 
 from pegboard.engine.breaker import CutOff
 from pegboard.errors import RequestError
+from pegboard.interfaces.executor import Sign
 from pegboard.request import Request, SequenceDelta
 
 
@@ -111,14 +113,25 @@ class ResetDone(msgspec.Struct, frozen=True, tag="reset_done"):
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):
-    """Sign of life, the engine's metrics in Prometheus text format, and the plugins that it does
+    """The engine's metrics in Prometheus text format, its sequences, and the plugins that it does
     without for now."""
 
     metrics: str
     num_running: int
     num_waiting: int
-    num_steps: int
     cut_off: tuple[CutOff, ...] = ()
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """The engine's process lives.
+
+    Attributes:
+        sign: what it is doing.
+        worst_step_s: seconds of its longest step that has ended.
+    """
+
+    sign: Sign
+    worst_step_s: float
 
 
 FromEngine = Built | Loading | Ready | Failed | Deltas | Refused | Faulted | ResetDone | Status
@@ -126,9 +139,15 @@ FromEngine = Built | Loading | Ready | Failed | Deltas | Refused | Faulted | Res
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+_alive = msgspec.msgpack.Decoder(Alive)
 
 
-def encode(message: ToEngine | FromEngine) -> bytes:
+def life_of(address: str) -> str:
+    """The address for signs of life, beside that of all other messages."""
+    return f"{address}-life"
+
+
+def encode(message: ToEngine | FromEngine | Alive) -> bytes:
     """The wire form of a message."""
     return _encoder.encode(message)
 
@@ -141,3 +160,8 @@ def decode_to_engine(data: bytes) -> ToEngine:
 def decode_from_engine(data: bytes) -> FromEngine:
     """Raises msgspec.ValidationError when the bytes are no such message."""
     return _from_engine.decode(data)
+
+
+def decode_alive(data: bytes) -> Alive:
+    """Raises msgspec.ValidationError when the bytes are no such message."""
+    return _alive.decode(data)

@@ -21,12 +21,13 @@ import uvicorn
 from pegboard.compose import Prepared, load_tokenizer, prepare, to_wire
 from pegboard.config import Config, ServerConfig
 from pegboard.config_values import shown
-from pegboard.errors import ConfigError, EngineDied, EngineError
+from pegboard.errors import ConfigError, EngineDied, EngineError, PegboardError
 from pegboard.server.app import Service, create_app
 from pegboard.server.chat_renderer import QueuedChatRenderer
 from pegboard.server.connection import BoundedConnection
 from pegboard.server.daemon_thread import in_daemon
 from pegboard.server.engine_client import EngineClient
+from pegboard.server.engine_watch import EngineWatch
 from pegboard.server.keys import Keys, read_keys
 from pegboard.server.logs import configure_logging
 from pegboard.server.messages import Ready, Start
@@ -41,7 +42,7 @@ from pegboard.server.startup_lines import log_settings
 DRAIN_S = 30.0
 """How long open requests may go on after the first signal."""
 
-FAREWELL_S = 5.0
+ANSWERS_S = 5.0
 """How long an answer that has been ended may take to reach its client."""
 
 UNREAD_MS = 60_000
@@ -110,7 +111,9 @@ class _Supervisor:
         """The server's whole life: its exit status. Raises UserError when the engine cannot be built."""
         self._handle_signals(self._signalled.set)
         asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
-        self._engine = EngineClient(Start(to_wire(self._prepared)))
+        server = self._config.server
+        watch = EngineWatch(server.silence_s, server.deadline_s)
+        self._engine = EngineClient(Start(to_wire(self._prepared)), watch)
         starting = asyncio.create_task(self._engine.start())
         try:
             if not await self._all_is_built(starting):
@@ -182,7 +185,10 @@ class _Supervisor:
         await asyncio.wait({starting, signalled}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             return 0
-        facts = starting.result()
+        try:
+            facts = starting.result()
+        except EngineDied as error:
+            return await self._bid_farewell(error, signalled)
         # Another composition runs when a kernel failed its self-test there.
         self._service.model = dataclasses.replace(
             self._model,
@@ -197,15 +203,20 @@ class _Supervisor:
         logger.info("Uvicorn running on %s (Press CTRL+C to quit)", self._url())
         ended = asyncio.create_task(self._engine.ended())
         await asyncio.wait({ended, signalled}, return_when=asyncio.FIRST_COMPLETED)
-        signalled.cancel()
         if ended.done():
-            logger.error("%s", ended.result())
-            self._give_up_after(FAREWELL_S)
-            return 1
+            return await self._bid_farewell(ended.result(), signalled)
         ended.cancel()
         logger.info("shutting down: %d requests are open", self._engine.num_open)
         asyncio.get_running_loop().call_later(DRAIN_S, self._end_answers)
         return 0
+
+    async def _bid_farewell(self, error: PegboardError, signalled: asyncio.Task[Any]) -> int:
+        """Says for a while why the engine is gone, to those who ask before they come back."""
+        logger.error("%s", error)
+        await asyncio.wait({signalled}, timeout=self._config.server.farewell_s)
+        signalled.cancel()
+        self._give_up_after(ANSWERS_S)
+        return 1
 
     def _handle_signals(self, handle: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -229,7 +240,7 @@ class _Supervisor:
 
     def _end_answers(self) -> None:
         self._engine.fail_open(EngineError("the server is shutting down"))
-        self._give_up_after(FAREWELL_S)
+        self._give_up_after(ANSWERS_S)
 
     def _give_up_after(self, seconds: float) -> None:
         def give_up() -> None:

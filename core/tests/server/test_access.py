@@ -13,6 +13,7 @@ from pegboard.config import Config, ServerConfig
 from pegboard.errors import ConfigError
 from pegboard.server.app import Service, create_app
 from pegboard.server.engine_client import EngineClient
+from pegboard.server.engine_watch import EngineWatch
 from pegboard.server.keys import Keys
 from pegboard.server.messages import Start
 from pegboard.server.served_model import ServedModel
@@ -45,7 +46,7 @@ def ask(
     """The answers of a server to these: method, path, headers. Without a Host it is localhost."""
 
     async def run() -> list[httpx.Response]:
-        engine = EngineClient(Start(b""))
+        engine = EngineClient(Start(b""), EngineWatch(10, 30))
         service = Service(
             ServerConfig(**settings), keys, MODEL, engine, max_num_seqs=1, on_loopback=on_loopback
         )

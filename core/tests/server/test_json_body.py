@@ -24,6 +24,7 @@ from pegboard.interfaces.checkpoint import TokenizerFacts
 from pegboard.server import json_body
 from pegboard.server.app import Service, create_app
 from pegboard.server.engine_client import EngineClient
+from pegboard.server.engine_watch import EngineWatch
 from pegboard.server.failures import ApiError, as_api_error
 from pegboard.server.json_body import BodyReader, JsonRoute
 from pegboard.server.keys import Keys
@@ -219,7 +220,7 @@ def test_a_route_s_refusal_holds_the_loop_only_for_a_moment(
         served_model = replace(served_model, max_model_len=context)
 
     async def longest() -> float:
-        engine = EngineClient(Start(b""))
+        engine = EngineClient(Start(b""), EngineWatch(10, 30))
         engine.facts = Ready(served_model.max_model_len, "digest", 1)
         service = Service(ServerConfig(), Keys(()), served_model, engine, max_num_seqs=64)
         headers, held = {"content-type": "application/json"}, 0.0

@@ -12,6 +12,7 @@ import pytest
 from pegboard.config import LimitsConfig, ServerConfig
 from pegboard.server.app import Service, create_app
 from pegboard.server.engine_client import EngineClient
+from pegboard.server.engine_watch import EngineWatch
 from pegboard.server.keys import Keys
 from pegboard.server.messages import Start
 from pegboard.server.request_log import MAX_REFUSALS, RequestLog
@@ -42,7 +43,7 @@ def ask(
     """The status of a server's answer, which wants the key `secret`."""
 
     async def run() -> int:
-        engine = EngineClient(Start(b""))
+        engine = EngineClient(Start(b""), EngineWatch(10, 30))
         config = ServerConfig.model_validate({"limits": {"body": 2000}})
         service = Service(config, Keys(("secret",)), MODEL, engine, max_num_seqs=1, log=log)
         transport = httpx.ASGITransport(create_app(service))

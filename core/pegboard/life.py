@@ -1,0 +1,81 @@
+"""Signs of life: what a process tells of itself once a second, from a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import zmq
+
+from pegboard.interfaces.executor import Doing, Sign
+
+PERIOD_S = 1.0
+
+
+class Life:
+    """What this process is doing. One thread says so as it goes; any thread may ask for a `sign`.
+
+    Attributes:
+        worst_step_s: seconds of the longest step that has ended.
+    """
+
+    def __init__(self) -> None:
+        self.worst_step_s = 0.0
+        self._state: tuple[Doing, int, float] = ("starting", -1, time.monotonic())
+
+    def rest(self) -> None:
+        """The start is over, and no step runs."""
+        self._state = ("idle", self._state[1], time.monotonic())
+
+    @contextlib.contextmanager
+    def step(self, step_id: int) -> Iterator[None]:
+        """While a step runs."""
+        started = time.monotonic()
+        self._state = ("step", step_id, started)
+        try:
+            yield
+        finally:
+            self.worst_step_s = max(self.worst_step_s, time.monotonic() - started)
+            self.rest()
+
+    def sign(self) -> Sign:
+        """What the process is doing now."""
+        doing, step_id, since = self._state
+        return Sign(doing=doing, step_id=step_id, age_s=time.monotonic() - since)
+
+
+class SignSender:
+    """Sends a message once a second, from a thread and over a ZeroMQ socket of its own, until it is
+    closed. Where nobody receives, messages are dropped.
+
+    Args:
+        connect: gives the socket its keys, and the address to send to.
+        message: makes a message; it runs in the thread.
+    """
+
+    def __init__(
+        self, connect: Callable[[zmq.Socket[bytes]], object], message: Callable[[], bytes]
+    ) -> None:
+        self._connect = connect
+        self._message = message
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="life", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread. Idempotent."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+            socket.sndhwm = 2
+            socket.linger = 0
+            self._connect(socket)
+            while True:
+                with contextlib.suppress(zmq.Again):
+                    socket.send(self._message(), zmq.NOBLOCK)
+                if self._closed.wait(PERIOD_S):
+                    return

@@ -1,0 +1,65 @@
+"""Whether the engine lives, judged by the signs that its process and its workers send."""
+
+from __future__ import annotations
+
+from pegboard.server.messages import Alive
+
+TICK_S = 0.5
+"""Time between two judgements."""
+
+TIMES_WORST = 20
+"""A step may always take so many times what the longest one took."""
+
+
+class EngineWatch:
+    """Two clocks: how long nothing was heard, and how old the running step is.
+
+    Silence is no death: a process that is stopped may go on. It is one when it lasts as long as a step
+    may. Time in which the server itself stood still counts for nobody's silence.
+
+    Args:
+        silence_s: seconds without a sign, after which a process is said to be silent.
+        deadline_s: seconds after which a step hangs, unless steps have taken long before.
+    """
+
+    def __init__(self, silence_s: float, deadline_s: float) -> None:
+        self._silence_s = silence_s
+        self._deadline_s = deadline_s
+        self._quiet_s = 0.0
+        self._last: Alive | None = None
+
+    def hear(self, sign: Alive) -> None:
+        """Takes a sign of the engine's process."""
+        self._quiet_s, self._last = 0.0, sign
+
+    def tick(self, elapsed_s: float) -> None:
+        """So much time has passed."""
+        self._quiet_s += min(elapsed_s, 2 * TICK_S)
+
+    @property
+    def silent(self) -> str | None:
+        """Who gives no sign, and what its last one was; None while all do."""
+        return self._silent_for(self._silence_s)
+
+    @property
+    def lost(self) -> str | None:
+        """Why the engine will not go on; None while it may."""
+        return self._hang() or self._silent_for(self._deadline_s)
+
+    def _silent_for(self, limit_s: float) -> str | None:
+        if self._quiet_s < limit_s:
+            return None
+        last = "it gave none yet" if self._last is None else f"its last sign: {self._last.sign}"
+        return f"the engine's process has been silent for {self._quiet_s:.0f} s; {last}"
+
+    def _hang(self) -> str | None:
+        last = self._last
+        if last is None or last.sign.doing != "step":
+            return None
+        age_s = last.sign.age_s + self._quiet_s
+        if age_s < max(self._deadline_s, TIMES_WORST * last.worst_step_s):
+            return None
+        return (
+            f"step {last.sign.step_id} hangs: it has taken {age_s:.0f} s, and no step before it more"
+            f" than {last.worst_step_s:.1f} s (server.deadline_s: {self._deadline_s})"
+        )
