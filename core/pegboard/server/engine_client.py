@@ -114,7 +114,7 @@ class EngineClient:
     @property
     def silent(self) -> str | None:
         """Who gives no sign of life though its process is there; None while all do."""
-        return self._watch.silent
+        return self._watch.silent()
 
     @property
     def num_open(self) -> int:
@@ -307,7 +307,7 @@ class EngineClient:
     async def _judge(self, process: Process) -> None:
         """Kills an engine that will not go on."""
         then = time.monotonic()
-        while (lost := self._watch.lost) is None:
+        while (lost := self._watch.lost()) is None:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             self._watch.tick(now - then)

@@ -36,12 +36,10 @@ class EngineWatch:
         """So much time has passed."""
         self._quiet_s += min(elapsed_s, 2 * TICK_S)
 
-    @property
     def silent(self) -> str | None:
         """Who gives no sign, and what its last one was; None while all do."""
         return self._silent_for(self._silence_s)
 
-    @property
     def lost(self) -> str | None:
         """Why the engine will not go on; None while it may."""
         return self._hang() or self._silent_for(self._deadline_s)
