@@ -129,8 +129,9 @@ REFUSED: dict[str, tuple[Values, Values]] = {
 SERVED = {
     "server.host", "server.port", "server.api_keys", "server.admin_keys", "server.allowed_hosts",
     "server.keep_alive_s", "server.max_connections", "server.log_requests",
+    "server.silence_s", "server.deadline_s", "server.farewell_s",
 }  # fmt: skip
-"""Leaves of which a running server shows something, below."""
+"""Leaves of which a running server shows something, below, or in test_server_watch.py."""
 
 
 def leaves() -> set[str]:
