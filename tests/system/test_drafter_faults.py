@@ -1,8 +1,11 @@
-"""Drafters that err, and trees where nothing masks them: no token changes, and no request ends."""
+"""Drafters and speculation policies that err, and trees where nothing masks them: no token changes, and
+no request ends."""
 
 from __future__ import annotations
 
 import itertools
+import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,13 @@ from pegboard.compose import prepare
 from pegboard.engine import breaker
 from pegboard.errors import InterfaceNotSatisfied
 from pegboard.interfaces.drafter import Drafter
-from pegboard.testing.erring_drafter import ErringDrafter, Panic
+from pegboard.interfaces.speculation_policy import (
+    Choice,
+    DraftView,
+    SpeculationPolicy,
+    StepCosts,
+)
+from pegboard.testing.erring_drafter import ERRORS, ErringDrafter, Panic
 from pegboard.testing.guessing_drafter import GuessingDrafter
 from pegboard.testing.invariance import (
     Case,
@@ -89,6 +98,30 @@ def outputs(alone: Traces) -> dict[tuple[tuple[int, ...], int], tuple[int, ...]]
     return {(PROMPTS[number], index): trace.tokens for (number, index), trace in alone.items()}
 
 
+class Moody(SpeculationPolicy):
+    """Wants any drafts, and errs now and then.
+
+    Attributes:
+        num_trees: rows shown so far whose nodes are no chain.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+        self.num_trees = 0
+
+    def choose(self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts) -> Any:
+        dice = self._dice
+        for row in rows:
+            assert len(row.parents) == len(row.confidences) == row.num_drafts
+            self.num_trees += list(row.parents) != list(range(-1, row.num_drafts - 1))
+        mood = dice.random()
+        if mood < 0.1:
+            raise dice.choice(list(ERRORS.values()))()
+        if mood < 0.2:
+            return dice.choice([None, [], [(99, 0)] * len(rows), [(0, 0.5)] * len(rows)])
+        return [Choice(dice.randint(0, row.num_drafts), dice.randint(0, 6)) for row in rows]
+
+
 def drafting(name: str, num_nodes: int = 6) -> dict[str, Any]:
     return {"drafter": {"name": name, "num_speculative_tokens": num_nodes}}
 
@@ -127,6 +160,42 @@ def test_a_drafter_that_errs_changes_no_token(
     got = run_case(config, case, PROMPTS, PARAMS, drafter=drafter, may_be_cut_off=("drafter",))
     assert differences(alone, got, tolerance=1e-5) == []
     assert drafter.num_errors > (0 if pause else 3)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
+@pytest.mark.parametrize("width", [1, 3])
+def test_no_policy_changes_a_token(
+    config: dict[str, Any],
+    alone: Traces,
+    outputs: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    width: int,
+) -> None:
+    monkeypatch.setattr(breaker, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(breaker, "MAX_PAUSE_S", 0.0)
+    policy = Moody(seed)
+    case = Case(
+        batch=(5, 2, 17)[seed],
+        chunk=(None, 7, 3)[seed],
+        budget=(20, 2048, 64)[seed],
+        interruptions=seed or None,
+        arrivals=2,
+        settings=drafting("GuessingDrafter"),
+    )
+    got = run_case(
+        config,
+        case,
+        PROMPTS,
+        PARAMS,
+        drafter=GuessingDrafter(outputs, 0.7, width),
+        speculation_policy=policy,
+        may_be_cut_off=("speculation_policy",),
+    )
+    assert differences(alone, got, tolerance=1e-5) == []
+    assert (policy.num_trees > 0) == (width > 1)
 
 
 @pytest.mark.parametrize("right", [1.0, 0.0, 0.5], ids=["right", "wrong", "partly right"])

@@ -14,10 +14,14 @@ from pegboard.interfaces.speculation_policy import (
 
 
 class FixedPolicy(SpeculationPolicy):
-    """Verifies every draft node that a row holds and asks for the same number again."""
+    """Verifies every draft node that rows hold, or equally many of each where the step has less room,
+    and asks for the same number again."""
 
     def __init__(self, context: SpeculationContext) -> None:
         self._num_nodes = context.num_speculative_tokens
 
     def choose(self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts) -> list[Choice]:
-        return [Choice(row.num_drafts, self._num_nodes) for row in rows]
+        num_drafting = sum(row.num_drafts > 0 for row in rows)
+        # First nodes are the likeliest, so one for each of two rows is worth more than two for one.
+        share = max(1, tokens_left // max(1, num_drafting))
+        return [Choice(min(row.num_drafts, share), self._num_nodes) for row in rows]

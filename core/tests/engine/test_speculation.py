@@ -236,12 +236,22 @@ def test_without_a_drafter_no_policy_is_asked(bench: Make) -> None:
 
 
 def test_what_the_step_has_no_room_for_is_left_out_from_the_last_row_on(bench: Make) -> None:
-    engine = bench(num_speculative_tokens=4, max_num_batched_tokens=9, max_num_seqs=3)
+    assert _verified_in_nine_tokens(bench, policy=Policy(all_of)) == [4, 2, 0]
+
+
+def test_by_default_rows_share_the_room(bench: Make) -> None:
+    assert _verified_in_nine_tokens(bench) == [2, 2, 2]
+
+
+def _verified_in_nine_tokens(bench: Make, **values: Any) -> list[int]:
+    """Nodes verified of three rows that hold four each."""
+    engine = bench(num_speculative_tokens=4, max_num_batched_tokens=9, max_num_seqs=3, **values)
     for name in "abc":
         engine.add(name, [1, 2, 3], max_tokens=10)
     engine.step()
     engine.step()
-    assert engine.worker.batches[-1].verify.tolist() == [4, 2, 0]
+    verified: list[int] = engine.worker.batches[-1].verify.tolist()
+    return verified
 
 
 class Errors(Observer):
