@@ -110,7 +110,7 @@ class Engine:
         self.default_params = SamplingParams(**self.prepared.sampling_defaults.values)
         self.prepared.sampling_defaults.log(logger)
         self._numbers = itertools.count()
-        total = len(self.prepared.composition.shape.parameters)
+        total = self.prepared.composition.num_parameters
         with _bar("Loading weights", total, show_progress) as advance:
             self._core, self.prepared = start_engine(self.prepared, lambda name: advance(1))
 
@@ -212,7 +212,7 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         """Raises TokenizerError when the checkpoint has none."""
         if self.engine.tokenizer is None:
-            where = self.engine.prepared.composition.facts.path
+            where = self.engine.prepared.composition.target.facts.path
             raise TokenizerError(where, "has no tokenizer", fix="give token ids, or set tokenizer")
         return self.engine.tokenizer
 

@@ -47,9 +47,9 @@ def test_ids_are_found_wherever_they_are_named(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "m", tokenizer=True, eos_token_id=[9, 4])
     assert describe(folder).eos_token_ids == (9, 4)
     prepared = prepare(Config.from_values({"model": str(folder)}))
-    assert prepared.composition.facts.eos_token_ids == (9, 4, EOS)
+    assert prepared.composition.target.facts.eos_token_ids == (9, 4, EOS)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 9}))
-    facts = prepare(Config.from_values({"model": str(folder)})).composition.facts
+    facts = prepare(Config.from_values({"model": str(folder)})).composition.target.facts
     assert facts.eos_token_ids == (9, 4, EOS)
     assert dict(facts.eos_sources) == {
         "generation_config.json": (9,),

@@ -147,7 +147,7 @@ def _decode_s(
     engine: Engine, size: int, options: argparse.Namespace, clock: Callable[[], float]
 ) -> float:
     """Seconds from the step in which the last sequence gets its first token to the end."""
-    vocabulary = engine.prepared.composition.shape.vocab_size
+    vocabulary = engine.prepared.composition.target.shape.vocab_size
     draw = random.Random(size)
     params = SamplingParams(temperature=0.0, max_tokens=options.generated, ignore_eos=True)
     for _ in range(size):

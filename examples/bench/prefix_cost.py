@@ -132,7 +132,7 @@ def _config(model: Path, sizes: Sizes) -> dict[str, Any]:
 
 def _in_steps(engine: Engine, sizes: Sizes) -> dict[str, dict[str, float]]:
     """Seconds of the steps of one prompt, and of the calls within, before and after it is known."""
-    vocab_size = engine.prepared.composition.shape.vocab_size
+    vocab_size = engine.prepared.composition.target.shape.vocab_size
     random = np.random.default_rng(0)
     prompt = random.integers(FIRST_ID, vocab_size, sizes.prompt).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)

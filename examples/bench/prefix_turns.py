@@ -56,7 +56,7 @@ def measure(model: Path, sizes: Sizes) -> dict[str, Any]:
     }
     random = np.random.default_rng(0)
     with Engine(config) as engine:
-        vocab_size = engine.prepared.composition.shape.vocab_size
+        vocab_size = engine.prepared.composition.target.shape.vocab_size
 
         def text(num_tokens: int) -> list[int]:
             ids: list[int] = random.integers(FIRST_ID, vocab_size, num_tokens).tolist()

@@ -145,7 +145,7 @@ def _formats(engine: Engine) -> list[str]:
     """Of the linear layers, and whose kernel multiplies them."""
     return sorted(
         f"{choice.format} ({choice.part.name})"
-        for choice in engine.prepared.composition.kernels
+        for choice in engine.prepared.composition.target.kernels
         if choice.operation == "linear"
     )
 

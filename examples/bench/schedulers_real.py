@@ -115,7 +115,7 @@ def _workload(engine: Engine, sizes: Sizes) -> Workload:
         num_requests=sizes.num_requests,
         rate=sizes.rate,
         think_s=sizes.think_s,
-        vocab_size=engine.prepared.composition.shape.vocab_size,
+        vocab_size=engine.prepared.composition.target.shape.vocab_size,
         max_len=sizes.max_len,
         scale=sizes.scale,
     )

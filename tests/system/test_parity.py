@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pegboard import LLM, Engine, SamplingParams
 from pegboard.checkpoint_ref import locate
 from pegboard.cli.command_context import EngineCommandContext
-from pegboard.cli.single_text_model import SingleTextModel
+from pegboard.compose import load_text_model
 from pegboard.interfaces.command import LoadedModel
 from pegboard.testing.invariance import Case, run_case
 from pegboard.testing.parity import AuditReport, audit
@@ -99,7 +99,7 @@ def logits_of(model: Any, ids: Sequence[int]) -> NDArray[Any]:
 def ours(bundled_model: str) -> Iterator[LoadedModel]:
     """The bundled model, by our loader and layers."""
     config = {"model": bundled_model, "quantizer": FLOAT_INPUTS, "scheduler": {"max_num_seqs": 1}}
-    model = SingleTextModel(EngineCommandContext().resolve(config))
+    model = load_text_model(EngineCommandContext().resolve(config).composition)
     yield model
     model.close()
 

@@ -265,5 +265,5 @@ def test_kv_scales_that_nobody_calibrated_are_told_of(
     folder = changed_checkpoint(quant_data / "ct-fp8-static-kv", tmp_path / "m", set_scales)
     config = Config.from_values({"model": str(folder), "kernels": "torch", "attention": "torch"})
     with caplog.at_level(logging.WARNING):
-        read_kv_scales(prepare(config).composition, source_of(facts_of(folder)))
+        read_kv_scales(prepare(config).composition.target, source_of(facts_of(folder)))
     assert ("it seems not to be calibrated" in caplog.text) == told

@@ -143,7 +143,7 @@ def check(folder: Path, row: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_each_checkpoint_has_the_formats_that_it_is_here_for(quant_data: Path, name: str) -> None:
     composition = prepare(Config.from_values(config(quant_data, name, "none"))).composition
-    formats = {one.format for one in composition.kernels if one.operation == "linear"}
+    formats = {one.format for one in composition.target.kernels if one.operation == "linear"}
     assert set(FORMAT.findall(name)) == formats - {"float"}
     assert composition.numerics == "invariant"
 

@@ -99,7 +99,7 @@ def test_auto_round_is_the_same_tensors_under_another_name(
 ) -> None:
     said = AUTO_ROUND | {"packing_format": packing, "version": ..., "checkpoint_format": ...}
     prepared = prepare(checkpoint(name, **said))
-    assert prepared.composition.parts["quantizer"].name == name
+    assert prepared.composition.target.parts["quantizer"].name == name
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def model_of(folder: Path, weights: Mapping[str, torch.Tensor]) -> LlamaForCausa
 
 def kv_scales(folder: Path) -> dict[int, KVScales]:
     config = Config.from_values({"model": str(folder), "kernels": "torch", "attention": "torch"})
-    return read_kv_scales(prepare(config).composition, source_of(facts_of(folder)))
+    return read_kv_scales(prepare(config).composition.target, source_of(facts_of(folder)))
 
 
 def test_kv_scales_are_offered_for_each_head(quant_data: Path) -> None:

@@ -86,10 +86,11 @@ def _load(prepared: Prepared, limit_s: float | None) -> None:
 def report(config: Config, composition: Composition, ledger: Ledger) -> dict[str, Any]:
     """What was decided, as plain values."""
     why = {decision.key: decision.why for decision in composition.decisions}
+    target = composition.target
     return {
         "model": composition.model_name,
-        "checkpoint": composition.facts.path,
-        "architecture": composition.shape.architecture,
+        "checkpoint": target.facts.path,
+        "architecture": target.shape.architecture,
         "dtype": _value(config, why, "dtype", composition.dtype),
         "device": _value(config, why, "device", composition.device),
         "threads": _value(config, why, "threads", composition.num_threads),
@@ -98,13 +99,14 @@ def report(config: Config, composition: Composition, ledger: Ledger) -> dict[str
         "block_sizes": [group.block_size for group in composition.groups],
         "verify_kv": composition.verifies_kv,
         "parts": [
-            _part(config, why, interface, part) for interface, part in composition.parts.items()
+            _part(config, why, interface, part)
+            for interface, part in (*target.parts.items(), *composition.parts.items())
         ],
         "logits_processors": [part.name for part in composition.logits_processors],
         "observers": [part.name for part in composition.observers],
         "notes": _notes(composition),
-        "undeclared_keys": list(undeclared_keys(composition.parts["model"], composition.facts)),
-        "kernels": [_kernel(config, choice) for choice in composition.kernels],
+        "undeclared_keys": list(undeclared_keys(target.parts["model"], target.facts)),
+        "kernels": [_kernel(config, choice) for choice in target.kernels],
         "numerics": composition.numerics,
         "not_promised": _not_promised(composition),
         "memory": {
@@ -137,7 +139,7 @@ def _part(config: Config, why: Mapping[str, str], interface: str, part: Part) ->
 def _notes(composition: Composition) -> list[str]:
     """What becomes of drafts, what the quantizer's options came to stand for, and what it says of how
     the checkpoint is run."""
-    quantizer = composition.parts["quantizer"]
+    quantizer = composition.target.parts["quantizer"]
     settled = _draft_notes(composition) + [
         f"{decision.key}: {decision.value}  ({decision.why})"
         for decision in composition.decisions
@@ -145,13 +147,13 @@ def _notes(composition: Composition) -> list[str]:
     ]
     if quantizer.entry.notes is None:
         return settled
-    return [*settled, *ask(quantizer, "notes", composition.facts, options_of(quantizer))]
+    return [*settled, *ask(quantizer, "notes", composition.target.facts, options_of(quantizer))]
 
 
 def _draft_notes(composition: Composition) -> list[str]:
     if composition.verifies_trees or not composition.num_speculative_tokens:
         return []
-    attention = composition.parts["attention"].name
+    attention = composition.target.parts["attention"].name
     return [
         f"drafter: trees are cut to their first path: attention {attention!r} has no query_mask"
     ]
@@ -206,10 +208,10 @@ def _not_promised(composition: Composition) -> list[str]:
         return []
     loose = [
         f"{choice.operation} ({choice.format}): {choice.part.name}"
-        for choice in composition.kernels
+        for choice in composition.target.kernels
         if not choice.row_invariant
     ]
-    attention = composition.parts["attention"]
+    attention = composition.target.parts["attention"]
     if "row_invariant" not in attention.entry.promises:
         loose.append(f"attention: {attention.name}")
     return loose

@@ -20,7 +20,7 @@ def text_report(prepared: Prepared) -> dict[str, Any]:
         TokenizerError: the tokenizer or the chat template cannot be used.
     """
     tokenizer = load_tokenizer(prepared)
-    facts = prepared.composition.facts
+    facts = prepared.composition.target.facts
     defaults = prepared.sampling_defaults
     return {
         "ends": [

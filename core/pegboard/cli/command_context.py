@@ -28,10 +28,10 @@ class EngineCommandContext(CommandContext):
 
     def load_model(self, ref: str, quantizer: str = "auto") -> LoadedModel:
         """A model with room for one text."""
-        from pegboard.cli.single_text_model import SingleTextModel
+        from pegboard.compose import load_text_model
 
         config = {"model": ref, "quantizer": quantizer, "scheduler": {"max_num_seqs": 1}}
-        return SingleTextModel(self.resolve(config))
+        return load_text_model(self.resolve(config).composition)
 
     def stream_layers(self, ref: str) -> LayerStream:
         """A model that computes in float32, a decoder layer at a time."""

@@ -14,11 +14,11 @@ from pegboard.errors import ConfigError
 from pegboard.progress import progress_bar
 
 if TYPE_CHECKING:
-    from pegboard.cli.single_text_model import SingleTextModel
     from pegboard.eval.generation import Agreement, Prompts, Speed
     from pegboard.eval.quality import Quality
     from pegboard.eval.report import Limits, Result
     from pegboard.eval.subject import Reading, Subject
+    from pegboard.interfaces.command import LoadedModel
 
 
 def evaluate(  # noqa: PLR0913  # a command has an argument for each thing one may type
@@ -118,10 +118,9 @@ def _quality(subjects: Sequence[Subject], reading: Reading) -> Quality:
         return compare(models[0], models[1], tracked, _common_layers(subjects))
 
 
-def _load(subject: Subject, length: int) -> SingleTextModel:
+def _load(subject: Subject, length: int) -> LoadedModel:
     """A model with room for one window. Whether it fits is decided with those before it loaded."""
-    from pegboard.cli.single_text_model import SingleTextModel
-    from pegboard.compose import prepare
+    from pegboard.compose import load_text_model, prepare
 
     longest = subject.prepared.composition.max_model_len
     if length > longest:
@@ -132,15 +131,13 @@ def _load(subject: Subject, length: int) -> SingleTextModel:
         drafter="none",
         prefix_cache="none",
     )
-    return SingleTextModel(prepare(config))
+    return load_text_model(prepare(config).composition)
 
 
 def _common_layers(subjects: Sequence[Subject]) -> Sequence[int]:
     """The decoder layers whose inputs can be compared: all or none."""
-    sizes = {
-        (one.prepared.composition.shape.num_layers, one.prepared.composition.shape.hidden_size)
-        for one in subjects
-    }
+    shapes = [one.prepared.composition.target.shape for one in subjects]
+    sizes = {(shape.num_layers, shape.hidden_size) for shape in shapes}
     return range(min(sizes)[0]) if len(sizes) == 1 else ()
 
 

@@ -119,7 +119,7 @@ def _token_ids(config: Config, prompts: Sequence[str], *, chat: bool) -> list[li
     prepared = prepare(config)
     tokenizer = load_tokenizer(prepared)
     if tokenizer is None:
-        path = prepared.composition.facts.path
+        path = prepared.composition.target.facts.path
         raise TokenizerError(path, "has no tokenizer", fix="--tokenizer FOLDER")
     if not chat:
         return [tokenizer.encode(prompt) for prompt in prompts]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pegboard.cli.single_text_model import text_batch
 from pegboard.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -26,21 +25,17 @@ class StreamedModel:
     """
 
     def __init__(self, prepared: Prepared) -> None:
-        from pegboard.compose import Maker, worker_parts
-        from pegboard.plugins.loader import load_plugins
-        from pegboard.runner.loading import layer_builder, use_threads
+        from pegboard.compose import target_unit
+        from pegboard.runner.loading import use_threads
+        from pegboard.runner.text_model import max_text
 
-        composition = prepared.composition
-        maker = Maker(load_plugins(composition.manifests), {})
-        self._parts = worker_parts(composition, maker, lambda name: None)
-        self._builder = layer_builder(self._parts)
-        self._parameters = {one.name: one for one in composition.shape.parameters}
-        self.facts: CheckpointFacts = composition.facts
-        self.shape: ModelShape = composition.shape
-        self.num_threads = composition.num_threads
-        blocks = zip(composition.num_blocks, composition.groups, strict=True)
-        room = [(num_blocks - 1) * group.block_size for num_blocks, group in blocks]
-        self.max_tokens = min(composition.max_model_len, *room)
+        self._unit = target_unit(prepared.composition)
+        self._builder = self._unit.builder()
+        self._parameters = {one.name: one for one in self._unit.shape.parameters}
+        self.facts: CheckpointFacts = prepared.composition.target.facts
+        self.shape: ModelShape = self._unit.shape
+        self.num_threads = prepared.composition.num_threads
+        self.max_tokens = max_text(self._unit)
         use_threads(self.num_threads)
         self._share_kv()
 
@@ -70,25 +65,23 @@ class StreamedModel:
 
         names = [name for name in self._parameters if layer_of(name) == index]
         parameters = {name: self.parameter(name) for name in names}
-        return OneLayer(
-            index, parameters, inputs, self._builder, self._parts.build_model, self._prepare
-        )
+        return OneLayer(index, parameters, inputs, self._builder, self._unit.build, self._prepare)
 
     def close(self) -> None:
         """Frees the memory. Idempotent."""
-        self._parts.source.close()
+        self._unit.source.close()
 
     def _values(self, parameter: ParameterShape) -> torch.Tensor:
         if parameter.kind in ("norm", "bias"):
-            return self._parts.source.read(parameter.name)
+            return self._unit.source.read(parameter.name)
         return self._builder.values(parameter.name.removesuffix(".weight"))
 
     def _prepare(self, num_tokens: int) -> torch.Tensor:
         """Makes attention ready for a text; its tokens' positions."""
-        import torch
+        from pegboard.runner.text_model import text_batch
 
-        batch = text_batch(num_tokens, self._parts.groups, torch.device(self._parts.device))
-        self._parts.attention.prepare(batch)
+        batch = text_batch(self._unit, num_tokens)
+        self._unit.attention.prepare(batch)
         return batch.positions
 
     def _share_kv(self) -> None:
@@ -97,9 +90,9 @@ class StreamedModel:
 
         from pegboard.runner import kv_tensors
 
-        parts = self._parts
+        unit = self._unit
         kv = kv_tensors.allocate(
-            parts.groups, parts.num_blocks, parts.layouts, torch.device(parts.device)
+            unit.groups, unit.num_blocks, unit.layouts, torch.device(unit.device)
         )
-        first = {layer: group.layers[0] for group in parts.groups for layer in group.layers}
-        parts.attention.bind([kv[first[layer]] for layer in range(len(kv))])
+        first = {layer: group.layers[0] for group in unit.groups for layer in group.layers}
+        unit.attention.bind([kv[first[layer]] for layer in range(len(kv))])

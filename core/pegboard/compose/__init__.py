@@ -8,7 +8,7 @@ runner.
 from pegboard.compose.host import build_engine, load_tokenizer, start_engine
 from pegboard.compose.making import Maker
 from pegboard.compose.preparing import Prepared, from_wire, prepare, to_wire
-from pegboard.compose.worker import build_worker, load_worker, worker_parts
+from pegboard.compose.worker import build_worker, load_text_model, load_worker, target_unit
 
 __all__ = [
     "Maker",
@@ -16,10 +16,11 @@ __all__ = [
     "build_engine",
     "build_worker",
     "from_wire",
+    "load_text_model",
     "load_tokenizer",
     "load_worker",
     "prepare",
     "start_engine",
+    "target_unit",
     "to_wire",
-    "worker_parts",
 ]

@@ -152,8 +152,8 @@ def build_engine(
             max_num_batched_tokens=composition.max_num_batched_tokens,
             max_step_s=None if composition.max_step_ms is None else composition.max_step_ms / 1000,
             max_model_len=composition.max_model_len,
-            vocab_size=composition.shape.vocab_size,
-            eos_token_ids=composition.facts.eos_token_ids,
+            vocab_size=composition.target.shape.vocab_size,
+            eos_token_ids=composition.target.facts.eos_token_ids,
             num_speculative_tokens=composition.num_speculative_tokens,
             drafter_name=composition.parts["drafter"].name,
             taps=(),
@@ -186,7 +186,7 @@ def load_tokenizer(prepared: Prepared) -> Tokenizer | None:
     """
     from pegboard.tokenizer import load_tokenizer as load
 
-    facts = prepared.composition.facts
+    facts = prepared.composition.target.facts
     if facts.tokenizer.file is None:
         return None
     return load(facts.tokenizer, where=facts.path)
@@ -196,12 +196,12 @@ def _executor_context(
     composition: Composition, maker: Maker, on_tensor: OnTensor, on_built: Callable[[], None]
 ) -> ExecutorContext:
     def worker(rank: int) -> Worker:
-        built = build_worker(composition, maker, on_tensor)
+        built = build_worker(composition, maker, on_tensor, rank)
         on_built()
         return built
 
     return ExecutorContext(
-        devices=(composition.device,),
+        devices=composition.devices,
         worker=worker,
         worker_command=lambda rank: _worker_command(composition, rank),
     )

@@ -9,22 +9,22 @@ from pegboard.errors import CheckpointError
 from pegboard.interfaces.attention import KVScales
 from pegboard.interfaces.checkpoint import CheckpointSource
 from pegboard.interfaces.quantizer import StoredKVScales
-from pegboard.plugins.composition import Composition
+from pegboard.plugins.composition import ModelPlan
 from pegboard.plugins.functions import ask
 
 _log = logging.getLogger(__name__)
 
 
-def read_kv_scales(composition: Composition, source: CheckpointSource) -> dict[int, KVScales]:
+def read_kv_scales(plan: ModelPlan, source: CheckpointSource) -> dict[int, KVScales]:
     """The scales by decoder layer; empty where the checkpoint holds none.
 
     Raises:
         CheckpointError: one is of another shape, or not a positive finite number.
     """
-    quantizer, layers = composition.parts["quantizer"], composition.shape.attention
+    quantizer, layers = plan.parts["quantizer"], plan.shape.attention
     if quantizer.entry.kv_scales is None:
         return {}
-    stored: tuple[StoredKVScales, ...] = ask(quantizer, "kv_scales", composition.facts)
+    stored: tuple[StoredKVScales, ...] = ask(quantizer, "kv_scales", plan.facts)
     read: dict[int, KVScales] = {}
     for scales in stored:
         if scales.layer >= len(layers):

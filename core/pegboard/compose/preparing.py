@@ -40,6 +40,7 @@ from pegboard.plugins.functions import ask
 from pegboard.plugins.guard import guarded
 from pegboard.plugins.inspect import inspect_checkpoint, inspect_model
 from pegboard.plugins.loader import options_of, resolve_model
+from pegboard.plugins.model_plan import TARGET, InspectedModel
 from pegboard.plugins.resolver import Inspected, resolve
 from pegboard.regular_files import MAX_TEMPLATE_BYTES, read_text
 from pegboard.sampling_defaults import SamplingDefaults, sampling_defaults
@@ -64,7 +65,7 @@ class Prepared:
     @property
     def sampling_defaults(self) -> SamplingDefaults:
         """What the checkpoint wants where a request says nothing."""
-        facts = self.composition.facts
+        facts = self.composition.target.facts
         return sampling_defaults(facts.generation, facts.path)
 
 
@@ -96,17 +97,16 @@ def prepare(
     path = locate(config.model, config.revision, weights)
     facts, source = inspect_checkpoint(catalog, path)
     shape, model = inspect_model(catalog, facts)
-    inspected = Inspected(
-        model_name=config.served_names[0],
+    target = InspectedModel(
+        name=TARGET,
         facts=_text_facts(config, catalog, facts),
         source=source,
         shape=shape,
         model=model,
-        objects=objects_parts,
-        unusable=unusable,
         formats=partial(_formats, facts),
         alternatives=partial(_alternatives, facts),
     )
+    inspected = Inspected(config.served_names[0], target, objects_parts, unusable)
     devices = probe()
     composition = resolve(config, inspected, devices, catalog)
     if isinstance(composition, list):
@@ -116,7 +116,7 @@ def prepare(
         raise _refusal(refusals)
     pool = PoolRequest(config.kv_cache.memory, config.max_model_len == "auto")
     accounted = account(composition, pool, devices)
-    refusals = check_tensors(composition)
+    refusals = [refusal for plan in composition.models for refusal in check_tensors(plan)]
     if isinstance(accounted, list):
         refusals += accounted
     if refusals or isinstance(accounted, list):
@@ -257,8 +257,9 @@ def _check_options(composition: Composition) -> list[Refusal]:
     """Options that do not fit their models. Raises PluginError when a manifest's model cannot be had."""
     refusals = []
     for part in (
+        *(part for plan in composition.models for part in plan.parts.values()),
         *composition.parts.values(),
-        *(choice.part for choice in composition.kernels),
+        *(choice.part for plan in composition.models for choice in plan.kernels),
         *composition.logits_processors,
         *composition.observers,
     ):

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointSource
-from pegboard.plugins.composition import Composition
+from pegboard.plugins.composition import ModelPlan
 
 HEAD = "lm_head.weight"
 _ROWS = 4096
 
 
-def check_tied_head(composition: Composition, source: CheckpointSource) -> None:
+def check_tied_head(plan: ModelPlan, source: CheckpointSource) -> None:
     """Tools write a tied weight twice, and no second one is loaded. Where the two differ, one of config
     and weights is wrong: to guess which would be to answer with the wrong words.
 
     Raises:
         CheckpointError: they differ.
     """
-    facts, shape = composition.facts, composition.shape
+    facts, shape = plan.facts, plan.shape
     if not shape.tied_embeddings or HEAD not in facts.tensors:
         return
     embedding = next(one.name for one in shape.parameters if one.kind == "embedding")

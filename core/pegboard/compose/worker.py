@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from pegboard.compose.drafter_taps import taps_of
 from pegboard.compose.kv_scales import read_kv_scales
@@ -12,21 +12,30 @@ from pegboard.compose.making import Maker
 from pegboard.compose.tied_head import check_tied_head
 from pegboard.errors import INTERRUPTS, KernelUnusable
 from pegboard.interfaces.attention import AttentionContext
-from pegboard.interfaces.checkpoint import CheckpointSource
 from pegboard.interfaces.drafter import DrafterContext
 from pegboard.interfaces.executor import Worker
-from pegboard.interfaces.kernel import Kernel, KernelContext, LinearKernel, RotaryKernel
+from pegboard.interfaces.kernel import (
+    Kernel,
+    KernelContext,
+    LinearKernel,
+    RotaryKernel,
+    SampleKernel,
+)
 from pegboard.interfaces.logits_processor import ProcessorContext
 from pegboard.interfaces.quantizer import QuantizerContext
 from pegboard.plugins.composition import (
     Composition,
     KernelChoice,
+    ModelPlan,
+    Slice,
     from_json,
 )
 from pegboard.plugins.loader import load_plugins
 
 if TYPE_CHECKING:
+    from pegboard.runner.model_unit import UnitParts
     from pegboard.runner.parts import WorkerParts
+    from pegboard.runner.text_model import TextModel
 
 OnTensor = Callable[[str], None]
 """Told the name of each parameter as it is loaded."""
@@ -36,7 +45,9 @@ def ignore(name: str) -> None:
     """The `OnTensor` of those who do not want to know."""
 
 
-def build_worker(composition: Composition, maker: Maker, on_tensor: OnTensor = ignore) -> Worker:
+def build_worker(
+    composition: Composition, maker: Maker, on_tensor: OnTensor = ignore, rank: int = 0
+) -> Worker:
     """A worker of the composition; no weight is loaded before its `start`.
 
     Raises:
@@ -44,42 +55,40 @@ def build_worker(composition: Composition, maker: Maker, on_tensor: OnTensor = i
     """
     from pegboard.runner.runner import Runner
 
-    return Runner(worker_parts(composition, maker, on_tensor))
+    return Runner(worker_parts(composition, maker, on_tensor, rank))
 
 
 def load_worker(path: Path, rank: int) -> tuple[str, Worker]:
     """The digest and the worker of a composition in a file, for a worker's own process."""
     composition = from_json(path.read_bytes())
-    worker = build_worker(composition, Maker(load_plugins(composition.manifests), {}))
+    worker = build_worker(composition, Maker(load_plugins(composition.manifests), {}), rank=rank)
     return composition.digest, worker
 
 
-def worker_parts(composition: Composition, maker: Maker, on_tensor: OnTensor) -> WorkerParts:
+def worker_parts(
+    composition: Composition, maker: Maker, on_tensor: OnTensor, rank: int = 0
+) -> WorkerParts:
     """Built parts and sizes of a worker; kernels have passed their self-tests."""
     from pegboard.runner.parts import WorkerParts
 
-    made = [(choice, _kernel(maker, composition, choice)) for choice in composition.kernels]
-    kernels = {choice.operation: kernel for choice, kernel in made if choice.operation != "linear"}
-    linear = {
-        choice.format: cast(LinearKernel, kernel)
-        for choice, kernel in made
-        if choice.operation == "linear"
-    }
+    target = composition.target
+    kernels = _Kernels(composition, maker)
+    units = tuple(
+        _unit(composition, composition.plan(piece.model), piece, maker, kernels, on_tensor)
+        for piece in composition.placement
+        if piece.worker == rank
+    )
     processing = ProcessorContext(
-        composition.shape.vocab_size,
+        target.shape.vocab_size,
         composition.max_num_seqs,
         composition.device,
-        composition.facts.eos_token_ids,
+        target.facts.eos_token_ids,
     )
-
-    def build(interface: str, context: object) -> Any:
-        return maker.make(composition.parts[interface], context)
-
-    drafter = build(
-        "drafter",
+    drafter = maker.make(
+        composition.parts["drafter"],
         DrafterContext(
             composition.num_speculative_tokens,
-            composition.shape.vocab_size,
+            target.shape.vocab_size,
             composition.max_num_seqs,
             composition.max_model_len,
             composition.draft_model,
@@ -88,34 +97,99 @@ def worker_parts(composition: Composition, maker: Maker, on_tensor: OnTensor) ->
             composition.num_threads,
         ),
     )
-    source = build("checkpoint_source", composition.facts)
-    check_tied_head(composition, source)
-
     return WorkerParts(
-        shape=composition.shape,
-        groups=composition.groups,
-        num_blocks=composition.num_blocks,
-        layouts=composition.layouts,
+        units=units,
         max_num_seqs=composition.max_num_seqs,
-        max_num_batched_tokens=composition.max_num_batched_tokens,
         max_model_len=composition.max_model_len,
-        dtype=composition.dtype,
-        device=composition.device,
         num_threads=composition.torch_threads,
-        kernels=kernels,
-        linear_kernels=linear,
-        attention=build("attention", _attention_context(composition, kernels, source)),
-        source=source,
-        quantizer=build("quantizer", QuantizerContext(composition.facts, composition.dtype)),
-        build_model=maker.factory(composition.parts["model"]),
+        sample=cast(SampleKernel, units[0].kernels["sample"]),
         processors={
             part.name: maker.make(part, processing) for part in composition.logits_processors
         },
         drafter=drafter,
-        taps=taps_of(drafter, composition.parts["drafter"], composition.shape),
+        taps=taps_of(drafter, composition.parts["drafter"], target.shape),
         verifies_trees=composition.verifies_trees,
+    )
+
+
+def load_text_model(composition: Composition) -> TextModel:
+    """The target of a composition of one sequence, loaded for commands."""
+    from pegboard.runner.text_model import TextModel
+
+    return TextModel(target_unit(composition), composition.torch_threads)
+
+
+def target_unit(composition: Composition) -> UnitParts:
+    """What the target's unit is made of, for commands."""
+    maker = Maker(load_plugins(composition.manifests), {})
+    piece = composition.placement[0]
+    kernels = _Kernels(composition, maker)
+    return _unit(composition, composition.target, piece, maker, kernels, ignore)
+
+
+def _unit(
+    composition: Composition,
+    plan: ModelPlan,
+    piece: Slice,
+    maker: Maker,
+    kernels: _Kernels,
+    on_tensor: OnTensor,
+) -> UnitParts:
+    from pegboard.runner.model_unit import UnitParts
+
+    source = maker.make(plan.parts["checkpoint_source"], plan.facts)
+    check_tied_head(plan, source)
+    own = {choice.operation: kernels[choice] for choice in plan.kernels}
+    del own["linear"]
+    attention = AttentionContext(
+        layers=plan.shape.attention,
+        groups=plan.groups,
+        max_num_seqs=composition.max_num_seqs,
+        dtype=composition.dtype,
+        device=piece.device,
+        num_threads=composition.num_threads,
+        rotary=cast(RotaryKernel, own["rotary"]),
+        kv_scales=read_kv_scales(plan, source),
+    )
+    return UnitParts(
+        name=plan.name,
+        rank=piece.tensor_rank,
+        shape=plan.shape,
+        source=source,
+        quantizer=maker.make(
+            plan.parts["quantizer"], QuantizerContext(plan.facts, composition.dtype)
+        ),
+        linear_kernels={
+            choice.format: cast(LinearKernel, kernels[choice])
+            for choice in plan.kernels
+            if choice.operation == "linear"
+        },
+        kernels=own,
+        attention=maker.make(plan.parts["attention"], attention),
+        build=maker.factory(plan.parts["model"]),
+        groups=plan.groups,
+        num_blocks=plan.num_blocks,
+        layouts=plan.layouts,
+        dtype=composition.dtype,
+        device=piece.device,
+        max_positions=composition.max_model_len,
         on_tensor=on_tensor,
     )
+
+
+class _Kernels:
+    """A worker's kernels: one of each choice, whichever models it runs."""
+
+    def __init__(self, composition: Composition, maker: Maker) -> None:
+        self._composition = composition
+        self._maker = maker
+        self._made: dict[tuple[str, str, str], Kernel] = {}
+
+    def __getitem__(self, choice: KernelChoice) -> Kernel:
+        key = (choice.operation, choice.format, choice.part.name)
+        if key not in self._made:
+            self._made[key] = _kernel(self._maker, self._composition, choice)
+        return self._made[key]
 
 
 def _kernel(maker: Maker, composition: Composition, choice: KernelChoice) -> Kernel:
@@ -137,18 +211,3 @@ def _kernel(maker: Maker, composition: Composition, choice: KernelChoice) -> Ker
             choice.operation, choice.part.name, str(problem), named=choice.named
         ) from problem
     return kernel
-
-
-def _attention_context(
-    composition: Composition, kernels: Mapping[str, Kernel], source: CheckpointSource
-) -> AttentionContext:
-    return AttentionContext(
-        layers=composition.shape.attention,
-        groups=composition.groups,
-        max_num_seqs=composition.max_num_seqs,
-        dtype=composition.dtype,
-        device=composition.device,
-        num_threads=composition.num_threads,
-        rotary=cast(RotaryKernel, kernels["rotary"]),
-        kv_scales=read_kv_scales(composition, source),
-    )

@@ -128,11 +128,11 @@ def result(
 def side(ref: str, prepared: Prepared, speed: Speed | None) -> Side:
     """A config, with what was measured of it."""
     composition, entries = prepared.composition, prepared.ledger.entries
-    quantizer = composition.parts["quantizer"]
+    quantizer = composition.target.parts["quantizer"]
     options = ", ".join(f"{key} {value}" for key, value in quantizer.options.items())
     linear = sorted(
         f"{kernel.format} ({kernel.part.name})"
-        for kernel in composition.kernels
+        for kernel in composition.target.kernels
         if kernel.operation == "linear"
     )
     return Side(

@@ -29,7 +29,7 @@ class Subject:
 
     @property
     def vocab_size(self) -> int:
-        return self.prepared.composition.shape.vocab_size
+        return self.prepared.composition.target.shape.vocab_size
 
     def config(self, **changed: Any) -> Config:
         """The config, with some keys changed."""
@@ -87,7 +87,7 @@ def subject(flag: str, ref: str | None, sets: Sequence[str]) -> Subject:
         prepared = prepare(load_config(None, {"model": ref}, sets))
     tokenizer = load_tokenizer(prepared)
     if tokenizer is None:
-        where = prepared.composition.facts.path
+        where = prepared.composition.target.facts.path
         raise TokenizerError(where, "has no tokenizer", fix="set tokenizer to a folder with one")
     return Subject(flag, ref, prepared, tokenizer)
 

@@ -10,13 +10,14 @@ class KVGroup:
     """Decoder layers whose KV shares layout, window and encoding, and so one block table.
 
     Attributes:
-        layers: indices of the decoder layers.
+        layers: indices of the model's decoder layers.
         num_kv_heads: KV heads a layer.
         head_dim: elements a head.
         block_size: tokens a block.
         window: a token attends to the last `window` tokens, itself included; None: to all.
         encoding: name of the KV encoding; `none` stores `dtype` as it is.
         dtype: element type of unencoded KV (`float32`, `bfloat16`, ...).
+        model: whose layers they are, as the composition calls it.
     """
 
     layers: tuple[int, ...]
@@ -26,6 +27,7 @@ class KVGroup:
     window: int | None
     encoding: str
     dtype: str
+    model: str = "target"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 
@@ -15,9 +16,10 @@ from pegboard.interfaces.model import QUANTIZABLE
 from pegboard.interfaces.workload import Workload, logprobs_rows
 from pegboard.planner.tensors import weight_of
 from pegboard.plugins.choice import INACTIVE
-from pegboard.plugins.composition import Composition, Decision, Refusal
+from pegboard.plugins.composition import Composition, Decision, ModelPlan, Part, Refusal
 from pegboard.plugins.functions import ask, named_function
 from pegboard.plugins.loader import options_of
+from pegboard.plugins.model_plan import TARGET
 from pegboard.plugins.resolver import MIN_MODEL_LEN
 
 ITEM_BYTES = {
@@ -85,16 +87,21 @@ def account(
     device = next(device for device in devices if device.kind == composition.device)
     activations = _activations(composition)
     entries = [
-        *_weights(composition),
-        LedgerEntry("activations", activations.num_bytes, composition.parts["model"].origin.plugin),
+        *(entry for plan in composition.models for entry in _weights(plan, composition.dtype)),
+        LedgerEntry(
+            "activations", activations.num_bytes, composition.target.parts["model"].origin.plugin
+        ),
         _logprobs(composition),
         *_estimates(composition),
     ]
     fixed = sum(entry.num_bytes for entry in entries)
-    layouts = _layouts(composition)
+    models = tuple(
+        msgspec.structs.replace(plan, layouts=_layouts(plan)) for plan in composition.models
+    )
     block_bytes = tuple(
         len(group.layers) * sum(math.prod(spec.shape) * ITEM_BYTES[spec.dtype] for spec in layout)
-        for group, layout in zip(composition.groups, layouts, strict=True)
+        for plan in models
+        for group, layout in zip(plan.groups, plan.layouts, strict=True)
     )
     budget = _budget(pool.memory, device, fixed)
     problem = _does_not_fit(fixed, budget, device)
@@ -113,7 +120,7 @@ def account(
         decisions += (Decision(key="max_model_len", value=str(longest), why=why),)
         max_model_len = longest
     fitted = msgspec.structs.replace(
-        composition, max_model_len=max_model_len, layouts=layouts, decisions=decisions
+        composition, models=models, max_model_len=max_model_len, decisions=decisions
     )
     num_blocks = _num_blocks(fitted, block_bytes, budget)
     kv = _kv_entries(fitted, num_blocks, block_bytes)
@@ -130,26 +137,41 @@ def account(
             for blocks, group in zip(num_blocks, fitted.groups, strict=True)
         ),
     )
-    return msgspec.structs.replace(fitted, num_blocks=num_blocks), ledger
+    return _with_blocks(fitted, num_blocks), ledger
 
 
-def _weights(composition: Composition) -> list[LedgerEntry]:
-    quantizer = composition.parts["quantizer"]
+def _with_blocks(composition: Composition, num_blocks: Sequence[int]) -> Composition:
+    """The composition with the number of blocks of each KV group."""
+    left = iter(num_blocks)
+    models = tuple(
+        msgspec.structs.replace(plan, num_blocks=tuple(islice(left, len(plan.groups))))
+        for plan in composition.models
+    )
+    return msgspec.structs.replace(composition, models=models)
+
+
+def _weights(plan: ModelPlan, dtype: str) -> list[LedgerEntry]:
+    quantizer = plan.parts["quantizer"]
     resident = named_function(quantizer, "resident_bytes")
     options = options_of(quantizer)
-    item = ITEM_BYTES[composition.dtype]
+    item = ITEM_BYTES[dtype]
     sums: dict[str, int] = {}
-    for parameter in composition.shape.parameters:
+    for parameter in plan.shape.parameters:
         if parameter.kind in QUANTIZABLE:
-            size = resident(weight_of(parameter), composition.facts, composition.dtype, options)
+            size = resident(weight_of(parameter), plan.facts, dtype, options)
         else:
             size = math.prod(parameter.shape) * item
         name = {"embedding": "embedding", "head": "head"}.get(parameter.kind, "layers")
         sums[name] = sums.get(name, 0) + size
     return [
-        LedgerEntry(f"weights: {name}", size, quantizer.origin.plugin)
+        LedgerEntry(f"{_whose(plan.name)}weights: {name}", size, quantizer.origin.plugin)
         for name, size in sums.items()
     ]
+
+
+def _whose(model: str) -> str:
+    """What lines of the ledger begin with that are not the target's."""
+    return "" if model == TARGET else f"{model}: "
 
 
 @dataclass(frozen=True)
@@ -167,30 +189,47 @@ class _Activations:
 
 
 def _activations(composition: Composition) -> _Activations:
-    shape, tokens = composition.shape, composition.max_num_batched_tokens
-    attention = shape.attention[0]
-    widest = 2 * shape.intermediate_size + shape.hidden_size
-    heads = 3 * attention.num_heads * attention.head_dim
-    hidden = tokens * (widest + heads + 2 * shape.hidden_size) * ITEM_BYTES[composition.dtype]
-    sampled = composition.max_num_seqs * (1 + composition.num_speculative_tokens)
-    logits = 3 * min(sampled, tokens) * shape.vocab_size * ITEM_BYTES["float32"]
-    tables = composition.max_num_seqs * composition.max_model_len * ITEM_BYTES["int32"]
-    return _Activations(hidden, logits + 2 * tables)
+    tokens, sequences = composition.max_num_batched_tokens, composition.max_num_seqs
+    sampled = min(sequences * (1 + composition.num_speculative_tokens), tokens)
+    of_tokens = of_sequences = 0
+    for plan in composition.models:
+        shape, attention = plan.shape, plan.shape.attention[0]
+        widest = 2 * shape.intermediate_size + shape.hidden_size
+        heads = 3 * attention.num_heads * attention.head_dim
+        hidden = widest + heads + 2 * shape.hidden_size
+        of_tokens += tokens * hidden * ITEM_BYTES[composition.dtype]
+        of_sequences += 3 * sampled * shape.vocab_size * ITEM_BYTES["float32"]
+    tables = sequences * composition.max_model_len * ITEM_BYTES["int32"]
+    return _Activations(of_tokens, of_sequences + 2 * tables)
 
 
 def _logprobs(composition: Composition) -> LedgerEntry:
     """Logits of the places whose logprobs are made at a time, their logarithms, and comparisons."""
-    vocab_size = composition.shape.vocab_size
+    vocab_size = composition.target.shape.vocab_size
     rows = logprobs_rows(vocab_size)
     num_bytes = 3 * rows * vocab_size * ITEM_BYTES["float32"]
-    plugin = composition.parts["model"].origin.plugin
+    plugin = composition.target.parts["model"].origin.plugin
     return LedgerEntry(f"logprobs, of {rows} places at a time", num_bytes, plugin)
 
 
-def _estimates(composition: Composition) -> list[LedgerEntry]:
+def _estimates(composition: Composition) -> Iterator[LedgerEntry]:
     """What parts say that they hold beside weights and KV."""
+    for plan in composition.models:
+        kernels = (choice.part for choice in plan.kernels)
+        yield from _estimates_of((*plan.parts.values(), *kernels), plan, composition)
+    others = (
+        *composition.parts.values(),
+        *composition.logits_processors,
+        *composition.observers,
+    )
+    yield from _estimates_of(others, composition.target, composition)
+
+
+def _estimates_of(
+    parts: Iterable[Part], plan: ModelPlan, composition: Composition
+) -> Iterator[LedgerEntry]:
     workload = Workload(
-        shape=composition.shape,
+        shape=plan.shape,
         dtype=composition.dtype,
         device=composition.device,
         max_num_seqs=composition.max_num_seqs,
@@ -198,29 +237,17 @@ def _estimates(composition: Composition) -> list[LedgerEntry]:
         max_model_len=composition.max_model_len,
         num_speculative_tokens=composition.num_speculative_tokens,
     )
-    parts = {
-        (part.entry.interface, part.name): part
-        for part in (
-            *composition.parts.values(),
-            *(choice.part for choice in composition.kernels),
-            *composition.logits_processors,
-            *composition.observers,
-        )
-    }
-    return [
-        LedgerEntry(
-            f"{interface}: {name}",
-            ask(part, "estimate", workload),
-            part.origin.plugin,
-        )
-        for (interface, name), part in parts.items()
-        if part.entry.estimate is not None
-    ]
+    named = {(part.entry.interface, part.name): part for part in parts}
+    for (interface, name), part in named.items():
+        if part.entry.estimate is not None:
+            num_bytes = ask(part, "estimate", workload)
+            line = f"{_whose(plan.name)}{interface}: {name}"
+            yield LedgerEntry(line, num_bytes, part.origin.plugin)
 
 
-def _layouts(composition: Composition) -> tuple[tuple[TensorSpec, ...], ...]:
-    attention = composition.parts["attention"]
-    layouts = tuple(tuple(ask(attention, "layout", group)) for group in composition.groups)
+def _layouts(plan: ModelPlan) -> tuple[tuple[TensorSpec, ...], ...]:
+    attention = plan.parts["attention"]
+    layouts = tuple(tuple(ask(attention, "layout", group)) for group in plan.groups)
     for spec in (spec for layout in layouts for spec in layout):
         if spec.dtype not in ITEM_BYTES or min(spec.shape, default=0) < 1:
             raise ManifestFunctionFailed(
@@ -333,14 +360,14 @@ def _num_blocks(
 def _kv_entries(
     composition: Composition, num_blocks: Sequence[int], block_bytes: Sequence[int]
 ) -> list[LedgerEntry]:
-    plugin = composition.parts["attention"].origin.plugin
     entries = []
     for group, blocks, size in zip(composition.groups, num_blocks, block_bytes, strict=True):
         kind = "full" if group.window is None else f"window {group.window}"
+        plugin = composition.plan(group.model).parts["attention"].origin.plugin
         name = (
             f"KV: {blocks} blocks of {group.block_size} tokens, {len(group.layers)} layers, {kind}"
         )
-        entries.append(LedgerEntry(name, blocks * size, plugin))
+        entries.append(LedgerEntry(_whose(group.model) + name, blocks * size, plugin))
     return entries
 
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.model import QUANTIZABLE, ModelShape, ParameterShape
 from pegboard.interfaces.quantizer import StoredKVScales, WeightSpec
-from pegboard.plugins.composition import Composition, Refusal
+from pegboard.plugins.composition import ModelPlan, Refusal
 from pegboard.plugins.functions import ask, named_function
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
@@ -22,10 +22,10 @@ def weight_of(parameter: ParameterShape) -> WeightSpec:
     return WeightSpec(parameter.name.removesuffix(".weight"), (rows, columns), parameter.kind)
 
 
-def check_tensors(composition: Composition) -> list[Refusal]:
+def check_tensors(plan: ModelPlan) -> list[Refusal]:
     """A reason for each tensor that is missing, has another shape or dtype, or is unknown."""
-    facts, shape = composition.facts, composition.shape
-    needed = dict(_needed(composition))
+    facts, shape = plan.facts, plan.shape
+    needed = dict(_needed(plan))
     refusals = []
     for name, (wanted, dtype) in needed.items():
         fact = facts.tensors.get(name)
@@ -37,7 +37,7 @@ def check_tensors(composition: Composition) -> list[Refusal]:
         elif fact.format == "plain" and not _right_dtype(fact.dtype, dtype):
             message = f"tensor {name!r} is {fact.dtype}, not {dtype or 'floating point'}"
             refusals.append(_refusal("tensor_dtype", facts, message))
-    named = needed.keys() | _kv_scales(composition)
+    named = needed.keys() | _kv_scales(plan)
     refusals += _unknown(facts, shape, sorted(facts.tensors.keys() - named))
     return _shortened(sorted(refusals, key=lambda refusal: (refusal.code, refusal.message)), facts)
 
@@ -60,20 +60,20 @@ def _unknown(facts: CheckpointFacts, shape: ModelShape, names: Sequence[str]) ->
             yield _refusal("unknown_tensor", facts, message)
 
 
-def _needed(composition: Composition) -> Iterator[tuple[str, tuple[tuple[int, ...], str | None]]]:
-    parameters = named_function(composition.parts["quantizer"], "parameters")
-    for parameter in composition.shape.parameters:
+def _needed(plan: ModelPlan) -> Iterator[tuple[str, tuple[tuple[int, ...], str | None]]]:
+    parameters = named_function(plan.parts["quantizer"], "parameters")
+    for parameter in plan.shape.parameters:
         if parameter.kind not in QUANTIZABLE:
             yield parameter.name, (parameter.shape, None)
             continue
         weight = weight_of(parameter)
-        for stored in parameters(weight, composition.facts):
+        for stored in parameters(weight, plan.facts):
             yield f"{weight.name}.{stored.name}", (stored.shape, stored.dtype)
 
 
-def _kv_scales(composition: Composition) -> set[str]:
+def _kv_scales(plan: ModelPlan) -> set[str]:
     """Tensors with static scales of keys and values."""
-    quantizer, facts = composition.parts["quantizer"], composition.facts
+    quantizer, facts = plan.parts["quantizer"], plan.facts
     if quantizer.entry.kv_scales is None:
         return set()
     stored: tuple[StoredKVScales, ...] = ask(quantizer, "kv_scales", facts)

@@ -9,7 +9,7 @@ from pegboard.config import Choice, Config, DrafterChoice
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.model import ModelShape
 from pegboard.plugins.choice import INACTIVE, Chooser
-from pegboard.plugins.composition import Part
+from pegboard.plugins.composition import ModelPlan, Part
 from pegboard.plugins.manifest import Provides
 
 
@@ -197,9 +197,10 @@ def _check_features(parts: Mapping[str, Part], used: Sequence[Part], chooser: Ch
 
 
 def numerics_of(
-    config: Config, invariant_kernels: Sequence[bool], attention: Part, chooser: Chooser
+    config: Config, target: ModelPlan, chooser: Chooser
 ) -> Literal["invariant", "fast"] | None:
-    """`invariant` or `fast`; None when the config asks for what these parts do not promise."""
+    """`invariant` or `fast`; None when the config asks for what the target's parts do not promise."""
+    attention = target.parts["attention"]
     promised = "row_invariant" in attention.entry.promises
     if config.numerics == "invariant" and not promised:
         chooser.refuse(
@@ -209,4 +210,5 @@ def numerics_of(
             fix="numerics: auto",
         )
         return None
-    return "invariant" if promised and all(invariant_kernels) else "fast"
+    invariant = promised and all(kernel.row_invariant for kernel in target.kernels)
+    return "invariant" if invariant else "fast"

@@ -85,12 +85,60 @@ class KernelChoice(msgspec.Struct, frozen=True, kw_only=True):
     reference: bool = False
 
 
+class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One model of a composition, as each of its units is made.
+
+    Attributes:
+        name: of its units in the workers: `target`, `draft`.
+        facts, shape: the checkpoint and the model.
+        parts: its `checkpoint_source`, `model`, `quantizer` and `attention`.
+        kernels: provider by operation and format.
+        groups: its KV groups, with their `layouts` (tensors a block and layer) and `num_blocks`, which
+            are empty until the plan has sized the pool.
+        numerics_id: digest of everything that changes the numbers of KV and logits.
+    """
+
+    name: str
+    facts: CheckpointFacts
+    shape: ModelShape
+    parts: dict[str, Part]
+    kernels: tuple[KernelChoice, ...]
+    groups: tuple[KVGroup, ...]
+    layouts: tuple[tuple[TensorSpec, ...], ...] = ()
+    num_blocks: tuple[int, ...] = ()
+    numerics_id: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything that changes KV content: the model and the numbers that it computes."""
+        return f"{self.facts.fingerprint}/{self.numerics_id}"
+
+
+class Slice(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a part of a model lives.
+
+    Attributes:
+        model: the plan's name.
+        worker: the worker's rank.
+        device: of that worker.
+        tensor_rank: which of the parts into which its axes are split.
+        stage: which of the parts into which its layers are split.
+    """
+
+    model: str
+    worker: int
+    device: str
+    tensor_rank: int = 0
+    stage: int = 0
+
+
 class Composition(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that an engine is built from.
 
     Attributes:
         model_name: under which the model is served.
-        facts, shape: the checkpoint and the model.
+        models: what each model is made of; the target first.
+        placement: where their slices live.
         dtype: activation dtype.
         device: kind of device, `cpu` or `cuda`.
         num_threads: CPU threads of a worker.
@@ -102,20 +150,16 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         draft_model: reference of the drafter's own model.
         num_speculative_tokens: most draft nodes a row; 0: no speculation.
         verifies_kv: whether the bytes of a cached block are compared at every hit.
-        parts: provider by interface, for interfaces that have one.
-        kernels: provider by operation and format.
+        parts: provider by interface, for interfaces that have one beside the models' own.
         logits_processors, observers: in order.
-        groups: KV groups, with their `layouts` (tensors a block and layer) and `num_blocks`, which
-            is empty until the plan has sized the pool.
         numerics: `invariant` when every kernel and the attention backend promise `row_invariant`.
-        numerics_id: digest of everything that changes the numbers of KV and logits.
         manifests: of the plugins that parts come from; workers import these and no other.
         decisions: what was left open and how it was settled.
     """
 
     model_name: str
-    facts: CheckpointFacts
-    shape: ModelShape
+    models: tuple[ModelPlan, ...]
+    placement: tuple[Slice, ...]
     dtype: str
     device: str
     num_threads: int
@@ -128,35 +172,64 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
     num_speculative_tokens: int
     verifies_kv: bool
     parts: dict[str, Part]
-    kernels: tuple[KernelChoice, ...]
     logits_processors: tuple[Part, ...]
     observers: tuple[Part, ...]
-    groups: tuple[KVGroup, ...]
-    layouts: tuple[tuple[TensorSpec, ...], ...]
-    num_blocks: tuple[int, ...]
     numerics: Literal["invariant", "fast"]
-    numerics_id: str
     manifests: tuple[Manifest, ...]
     decisions: tuple[Decision, ...]
 
     @property
+    def target(self) -> ModelPlan:
+        """The model whose tokens are answered."""
+        return self.models[0]
+
+    def plan(self, name: str) -> ModelPlan:
+        """The model of that name."""
+        return next(plan for plan in self.models if plan.name == name)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Each worker's, by its rank."""
+        return tuple({piece.worker: piece.device for piece in self.placement}.values())
+
+    @property
+    def groups(self) -> tuple[KVGroup, ...]:
+        """KV groups of all models: a group's number is its index."""
+        return tuple(group for plan in self.models for group in plan.groups)
+
+    @property
+    def num_blocks(self) -> tuple[int, ...]:
+        """Of each KV group; empty until the plan has sized the pool."""
+        return tuple(number for plan in self.models for number in plan.num_blocks)
+
+    @property
     def fingerprint(self) -> str:
-        """Of everything that changes KV content: the model and the numbers that it computes."""
-        return f"{self.facts.fingerprint}/{self.numerics_id}"
+        """Of everything that changes KV content, in all groups."""
+        return " ".join(plan.fingerprint for plan in self.models)
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters to load, of all models."""
+        return sum(len(plan.shape.parameters) for plan in self.models)
 
     @property
     def torch_threads(self) -> int:
         """Threads that torch may use on a CPU: one where linear layers and attention bring their own,
         which torch's would only disturb."""
-        busy = [choice.part for choice in self.kernels if choice.operation == "linear"]
-        busy.append(self.parts["attention"])
+        busy = [plan.parts["attention"] for plan in self.models]
+        busy += [
+            choice.part
+            for plan in self.models
+            for choice in plan.kernels
+            if choice.operation == "linear"
+        ]
         bring_their_own = all("own_threads" in part.entry.promises for part in busy)
         return 1 if bring_their_own else self.num_threads
 
     @property
     def verifies_trees(self) -> bool:
         """Whether attention has a mask for trees of drafts."""
-        return "query_mask" in self.parts["attention"].entry.promises
+        return "query_mask" in self.target.parts["attention"].entry.promises
 
     @property
     def digest(self) -> str:

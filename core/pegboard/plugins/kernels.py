@@ -116,7 +116,11 @@ def numerics_id(
     kernels choose their instructions by them, and with those their rounding."""
     said = [device.kind, dtype, *sorted(device.features), *map(str, groups)]
     said += [f"{k.operation}/{k.format}={_signature(k.part)}" for k in kernels]
-    said += [f"{name}={_signature(parts[name])}" for name in ("attention", "quantizer", "model")]
+    said += [
+        f"{name}={_signature(parts[name])}"
+        for name in ("attention", "quantizer", "model")
+        if name in parts
+    ]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
 
 

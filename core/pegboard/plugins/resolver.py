@@ -7,22 +7,20 @@ sizes the pool afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pegboard.config import Choice, Config
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.device import DTYPES, DeviceFacts
-from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.model import ModelShape
-from pegboard.plugins.checks import attends, check_parts, layout_of, numerics_of, reads, unread
+from pegboard.plugins.checks import check_parts, numerics_of
 from pegboard.plugins.choice import INACTIVE, Chooser, Wanted
-from pegboard.plugins.composition import Composition, Decision, Part, Refusal
+from pegboard.plugins.composition import Composition, Decision, ModelPlan, Part, Refusal, Slice
 from pegboard.plugins.discovery import Catalog
-from pegboard.plugins.kernels import choose_kernels, numerics_id, settle_quantizer
 from pegboard.plugins.manifest import OBJECT, Manifest
+from pegboard.plugins.model_plan import InspectedModel, plan_model, wanted
 
-DEFAULT_BLOCK_SIZE = 16
 DEFAULT_NUM_SPECULATIVE_TOKENS = 4
 DEFAULT_MAX_STEP_MS = 200
 MAX_THREADS_PER_CORE = 8
@@ -31,40 +29,21 @@ MIN_MODEL_LEN = 2
 """A token of the prompt and one of the output."""
 
 
-def listed_formats(quantizer: Part) -> tuple[str, ...]:
-    """The weight formats that a quantizer's manifest lists."""
-    assert not isinstance(quantizer.entry.formats, str)
-    return quantizer.entry.formats
-
-
-def as_it_is(quantizer: Part) -> tuple[Part, ...]:
-    """A quantizer whose options leave nothing open."""
-    return (quantizer,)
-
-
 @dataclass(frozen=True)
 class Inspected:
-    """What was read of checkpoint and model before resolving.
+    """What was read before resolving.
 
     Attributes:
         model_name: under which the model is served.
-        facts, source: the checkpoint and the part that reads it.
-        shape, model: the model and the part that builds it.
+        target: the model.
         objects: interface to the parts that stand for objects given in Python.
         unusable: (operation, kernel family) whose self-test failed on this machine.
-        formats: what a quantizer makes of the checkpoint's weights.
-        alternatives: a quantizer with what its options may stand for, best first.
     """
 
     model_name: str
-    facts: CheckpointFacts
-    source: Part
-    shape: ModelShape
-    model: Part
+    target: InspectedModel
     objects: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
     unusable: frozenset[tuple[str, str]] = frozenset()
-    formats: Callable[[Part], tuple[str, ...]] = listed_formats
-    alternatives: Callable[[Part], tuple[Part, ...]] = as_it_is
 
 
 def resolve(
@@ -74,52 +53,40 @@ def resolve(
     catalog: Catalog,
 ) -> Composition | list[Refusal]:
     """The composition that a config means on this machine, or every reason why there is none."""
-    facts, shape = inspected.facts, inspected.shape
+    target = inspected.target
     decisions: list[Decision] = []
     refusals: list[Refusal] = []
     device = _device(config, devices, decisions, refusals)
-    dtype = _dtype(config, facts, device, decisions, refusals)
+    dtype = _dtype(config, target.facts, device, decisions, refusals)
     chooser = Chooser(
         catalog=catalog,
         objects=inspected.objects,
         device=device,
         dtype=dtype,
-        head_sizes=frozenset(layer.head_dim for layer in shape.attention),
+        head_sizes=frozenset(layer.head_dim for layer in target.shape.attention),
         refusals=refusals,
         decisions=decisions,
     )
-    max_model_len = _max_model_len(config, shape, chooser)
+    max_model_len = _max_model_len(config, target.shape, chooser)
     num_threads = _num_threads(config, chooser)
-    parts = _choose_parts(config, inspected, chooser)
-    if "quantizer" in parts:
-        alternatives = inspected.alternatives(parts["quantizer"])
-        parts["quantizer"] = settle_quantizer(
-            chooser, alternatives, inspected.formats, config, inspected.unusable
-        )
-    kernels = choose_kernels(
-        chooser,
-        inspected.formats(parts["quantizer"]) if "quantizer" in parts else (),
-        parts.get("attention"),
-        config,
-        inspected.unusable,
-    )
+    plan = plan_model(target, config, chooser, inspected.unusable)
+    parts = _choose_parts(config, chooser)
     processors = chooser.every(
         "logits_processor", _several("logits_processor", config.logits_processors)
     )
     observers = chooser.every("observer", _several("observer", config.observers))
-    groups = _groups(config, shape, dtype, parts.get("attention"), chooser)
-    used = [*parts.values(), *(kernel.part for kernel in kernels), *processors, *observers]
-    check_parts(config, shape, parts, used, chooser)
+    every = {**plan.parts, **parts}
+    used = [*every.values(), *(kernel.part for kernel in plan.kernels), *processors, *observers]
+    check_parts(config, target.shape, every, used, chooser)
     if refusals:
         return _once(refusals)
-    invariant = [kernel.row_invariant for kernel in kernels]
-    numerics = numerics_of(config, invariant, parts["attention"], chooser)
+    numerics = numerics_of(config, plan, chooser)
     if numerics is None:
         return _once(refusals)
     return Composition(
         model_name=inspected.model_name,
-        facts=facts,
-        shape=shape,
+        models=(plan,),
+        placement=_placement(config, (plan,), device),
         dtype=dtype,
         device=device.kind,
         num_threads=num_threads,
@@ -132,16 +99,31 @@ def resolve(
         num_speculative_tokens=_num_speculative_tokens(config, parts["drafter"]),
         verifies_kv=config.kv_cache.verify,
         parts=parts,
-        kernels=kernels,
         logits_processors=processors,
         observers=observers,
-        groups=groups,
-        layouts=(),
-        num_blocks=(),
         numerics=numerics,
-        numerics_id=numerics_id(kernels, parts, device, dtype, groups),
         manifests=_manifests(catalog, used),
         decisions=tuple(decisions),
+    )
+
+
+def _placement(
+    config: Config, models: Sequence[ModelPlan], device: DeviceFacts
+) -> tuple[Slice, ...]:
+    """A worker for each stage and tensor rank, with a slice of each model."""
+    split = config.executor.tensor_parallel
+    num_workers = split * config.executor.pipeline_parallel
+    is_numbered = device.kind != "cpu" and num_workers > 1
+    return tuple(
+        Slice(
+            model=plan.name,
+            worker=worker,
+            device=f"{device.kind}:{worker}" if is_numbered else device.kind,
+            tensor_rank=worker % split,
+            stage=worker // split,
+        )
+        for worker in range(num_workers)
+        for plan in models
     )
 
 
@@ -244,79 +226,25 @@ def _num_threads(config: Config, chooser: Chooser) -> int:
     return config.threads
 
 
-def _choose_parts(config: Config, inspected: Inspected, chooser: Chooser) -> dict[str, Part]:
-    facts = inspected.facts
-    quantizer = _wanted("quantizer", "quantizer", config.quantizer)
-    quantizer.known_as = (layout_of(facts), facts.quantization or "none")
-    methods = {m for one in chooser.catalog.offers("quantizer") for m in one.entry.methods}
-    quantizer.unread = unread(methods - {"none"}, facts)
+def _choose_parts(config: Config, chooser: Chooser) -> dict[str, Part]:
+    """Providers of the interfaces that have one, beside the models' own."""
     found = {
-        "checkpoint_source": inspected.source,
-        "model": inspected.model,
-        "quantizer": chooser.choose(
-            quantizer,
-            lambda entry: reads(entry, facts),
-        ),
-        "attention": chooser.choose(
-            _wanted("attention", "attention", config.attention),
-            lambda entry: attends(entry, inspected.shape, _encoding(config)),
-        ),
-        "kv_allocator": chooser.choose(
-            _wanted("kv_allocator", "kv_cache.allocator", config.kv_cache.allocator)
-        ),
-        "prefix_cache": chooser.choose(
-            _wanted("prefix_cache", "prefix_cache", config.prefix_cache)
-        ),
-        "scheduler": chooser.choose(_wanted("scheduler", "scheduler", config.scheduler)),
-        "speculation_policy": chooser.choose(
-            _wanted("speculation_policy", "drafter.policy", config.drafter.policy)
-        ),
-        "drafter": chooser.choose(_wanted("drafter", "drafter", config.drafter)),
-        "executor": chooser.choose(_wanted("executor", "executor", config.executor)),
+        asked.interface: chooser.choose(asked)
+        for asked in (
+            wanted("kv_allocator", "kv_cache.allocator", config.kv_cache.allocator),
+            wanted("prefix_cache", "prefix_cache", config.prefix_cache),
+            wanted("scheduler", "scheduler", config.scheduler),
+            wanted("speculation_policy", "drafter.policy", config.drafter.policy),
+            wanted("drafter", "drafter", config.drafter),
+            wanted("executor", "executor", config.executor),
+        )
     }
     return {interface: part for interface, part in found.items() if part is not None}
 
 
-def _wanted(interface: str, key: str, choice: Choice) -> Wanted:
-    return Wanted(
-        interface, key, choice.name, choice.options, f"{key}.options", is_named=choice.is_named
-    )
-
-
 def _several(interface: str, choices: Sequence[Choice]) -> list[Wanted]:
     key = f"{interface}s" if interface == "observer" else "logits_processors"
-    return [_wanted(interface, f"{key}[{i}]", choice) for i, choice in enumerate(choices)]
-
-
-def _encoding(config: Config) -> str:
-    return "none" if config.kv_cache.encoding == "auto" else config.kv_cache.encoding
-
-
-def _groups(
-    config: Config, shape: ModelShape, dtype: str, attention: Part | None, chooser: Chooser
-) -> tuple[KVGroup, ...]:
-    legal = attention.entry.requires.block_sizes if attention is not None else ()
-    wanted = config.kv_cache.block_size
-    if wanted == "auto":
-        block_size = DEFAULT_BLOCK_SIZE if not legal or DEFAULT_BLOCK_SIZE in legal else legal[0]
-        chooser.decide("kv_cache.block_size", block_size, "the default that the attention allows")
-    else:
-        block_size = wanted
-        if legal and block_size not in legal and attention is not None:
-            chooser.refuse(
-                "block_size",
-                f"kv_cache.block_size: {attention.name} has no blocks of {block_size} tokens;"
-                f" allowed: {', '.join(map(str, legal))}",
-                plugin=attention.origin.plugin,
-            )
-    layers: dict[tuple[int, int, int | None], list[int]] = {}
-    for layer, attention_of in enumerate(shape.attention):
-        key = (attention_of.num_kv_heads, attention_of.head_dim, attention_of.window)
-        layers.setdefault(key, []).append(layer)
-    return tuple(
-        KVGroup(tuple(members), heads, head_dim, block_size, window, _encoding(config), dtype)
-        for (heads, head_dim, window), members in layers.items()
-    )
+    return [wanted(interface, f"{key}[{i}]", choice) for i, choice in enumerate(choices)]
 
 
 def _num_speculative_tokens(config: Config, drafter: Part) -> int:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from pegboard.errors import EngineError
 from pegboard.interfaces.attention import AttentionBatch
-from pegboard.interfaces.kv import KVGroup
 from pegboard.runner.drafts import ROOT, chain_parents
 from pegboard.runner.rows import Rows
 from pegboard.step import Bool, Int32, StepBatch
@@ -103,20 +102,17 @@ def build_inputs(rows: Rows, batch: StepBatch) -> StepInputs:
 
 
 def attention_batch(
-    inputs: StepInputs, rows: Rows, groups: tuple[KVGroup, ...], device: torch.device
+    inputs: StepInputs, rows: Rows, groups: range, device: torch.device
 ) -> AttentionBatch:
-    """The step's metadata for the attention backend."""
+    """The step's metadata for an attention backend of these KV groups."""
     most = int((inputs.num_computed + np.diff(inputs.starts)).max(initial=0))
-    tables = tuple(
-        torch.from_numpy(table[inputs.rows, : -(-most // group.block_size)]).to(device)
-        for table, group in zip(rows.block_tables, groups, strict=True)
-    )
+    tables = rows.tables(groups, inputs.rows, most)
     ancestors = inputs.ancestors
     return AttentionBatch(
         positions=torch.from_numpy(inputs.positions).to(device),
         query_starts=torch.from_numpy(inputs.starts),
         num_computed=torch.from_numpy(inputs.num_computed),
-        block_tables=tables,
+        block_tables=tuple(torch.from_numpy(table).to(device) for table in tables),
         ancestors=None if ancestors is None else torch.from_numpy(ancestors).to(device),
     )
 

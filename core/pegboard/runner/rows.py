@@ -107,6 +107,13 @@ class Rows:
                 f"this worker's {own!r}"
             )
 
+    def tables(self, groups: range, rows: Int32, num_slots: int) -> tuple[Int32, ...]:
+        """Block tables of some groups: of each int32 [R, enough for so many slots], for rows int32 [R]."""
+        return tuple(
+            self.block_tables[group][rows, : -(-num_slots // self._groups[group].block_size)]
+            for group in groups
+        )
+
     def slots(self, group: int, rows: Int32, entries: Int64) -> Int64:
         """Where a row's i-th token lies in a group's blocks: block * block_size + offset.
 

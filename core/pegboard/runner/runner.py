@@ -1,4 +1,4 @@
-"""The worker: a model, its KV tensors, its rows, and the step that runs over them."""
+"""The worker: its model units, its rows, and the step that runs over them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from pegboard.errors import EngineError
 from pegboard.interfaces.executor import Worker
-from pegboard.runner import kv_tensors
 from pegboard.runner.drafting import starts
 from pegboard.runner.inputs import StepInputs, attention_batch, build_inputs
 from pegboard.runner.loading import Loaded, load, use_threads
+from pegboard.runner.model_unit import ModelUnit
 from pegboard.runner.parts import WorkerParts
 from pegboard.runner.verification import Accepted, accept, moves
 from pegboard.step import GroupUpdate, Int32, StepBatch, StepResult
@@ -46,14 +46,15 @@ class Runner(Worker):
             EngineError: host and worker disagree.
         """
         on = self._running()
-        if unknown := [tap for tap in batch.taps if tap not in on.taps]:
-            raise EngineError(f"step {batch.step_id}: taps {unknown}; allowed: -1 to {on.taps[-1]}")
+        taps = on.units.target.parts.shape.taps
+        if unknown := [tap for tap in batch.taps if tap not in taps]:
+            raise EngineError(f"step {batch.step_id}: taps {unknown}; allowed: -1 to {taps[-1]}")
         use_threads(on.num_threads)
         times = [time.perf_counter()]
         _update_rows(on, batch)
         inputs = build_inputs(on.rows, batch)
         wanted = tuple(sorted({*batch.taps, *on.drafter.taps(batch)}))
-        hidden, taps = _forward(on, inputs, wanted)
+        hidden, tapped = _forward(on, inputs, wanted)
         times.append(time.perf_counter())
 
         prompt_logprobs = on.sampler.prompt_logprobs(hidden, inputs)
@@ -64,7 +65,7 @@ class Runner(Worker):
         on.rows.commit(batch.rows, accepted.token_ids, accepted.num_committed)
         times.append(time.perf_counter())
 
-        on.drafter.redraft(batch, inputs, accepted, taps)
+        on.drafter.redraft(batch, inputs, accepted, tapped)
         times.append(time.perf_counter())
         forward_s, sampling_s, drafting_s = (end - start for start, end in pairwise(times))
         return StepResult(
@@ -95,16 +96,18 @@ class Runner(Worker):
         on = self._running()
         match method, *arguments:
             case ["memory"]:
-                return {"kv": kv_tensors.num_bytes(on.kv)}
+                return {"kv": on.units.num_kv_bytes()}
             case ["block_checksums", int(group), blocks]:
-                return kv_tensors.block_checksums(on.kv, on.groups[group].layers, blocks)
+                unit, own = on.units.owner(group)
+                return unit.checksums(own, blocks)
         raise EngineError(
             f"worker: unknown question {method!r}; allowed: memory, block_checksums of group and blocks"
         )
 
     def close(self) -> None:
         if self._parts is not None:
-            self._parts.source.close()
+            for unit in self._parts.units:
+                unit.source.close()
         self._loaded = None
         self._parts = None
         torch.cuda.empty_cache()
@@ -139,31 +142,37 @@ def _update_rows(on: Loaded, batch: StepBatch) -> None:
 
 def _copy_blocks(on: Loaded, update: GroupUpdate) -> None:
     if len(update.copy_from):
-        source, target = (_index(on, blocks) for blocks in (update.copy_from, update.copy_to))
-        on.attention.copy_blocks(update.group, source, target)
+        unit, own = on.units.owner(update.group)
+        source, target = (_index(unit, blocks) for blocks in (update.copy_from, update.copy_to))
+        unit.parts.attention.copy_blocks(own, source, target)
 
 
 def _forward(
     on: Loaded, inputs: StepInputs, taps: tuple[int, ...]
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
     """Final hidden states [num_tokens, hidden_size], and the tapped ones by layer."""
-    on.attention.prepare(attention_batch(inputs, on.rows, on.groups, on.device))
-    return on.model.forward(_index(on, inputs.token_ids), _index(on, inputs.positions), taps)
+    target = on.units.target
+    batch = attention_batch(inputs, on.rows, on.units.numbers(target), target.device)
+    return target.forward(_index(target, inputs.token_ids), batch, taps)
 
 
 def _compact(on: Loaded, inputs: StepInputs, accepted: Accepted) -> None:
-    """Moves the KV of accepted tree nodes right behind the known tokens."""
+    """Moves the target's KV of accepted tree nodes right behind the known tokens. A drafter computes
+    its own of them."""
     if not accepted.num_accepted.any():
         return
     row, source, target = moves(inputs, accepted)
     if not len(row):
         return
     rows = inputs.rows[row]
-    for group in range(len(on.groups)):
-        from_slots = _index(on, on.rows.slots(group, rows, source))
-        on.attention.move_slots(group, from_slots, _index(on, on.rows.slots(group, rows, target)))
+    unit = on.units.target
+    for own, group in enumerate(on.units.numbers(unit)):
+        from_slots, to_slots = (
+            _index(unit, on.rows.slots(group, rows, entries)) for entries in (source, target)
+        )
+        unit.parts.attention.move_slots(own, from_slots, to_slots)
 
 
-def _index(on: Loaded, values: NDArray[np.int64] | Int32) -> torch.Tensor:
-    """Integers as an int64 tensor on the device."""
-    return torch.from_numpy(values.astype(np.int64)).to(on.device)
+def _index(unit: ModelUnit, values: NDArray[np.int64] | Int32) -> torch.Tensor:
+    """Integers as an int64 tensor on the unit's device."""
+    return torch.from_numpy(values.astype(np.int64)).to(unit.device)

@@ -204,7 +204,7 @@ def _serve(channel: Channel, life: Life) -> None:
 
 def _load(prepared: Prepared, channel: Channel) -> tuple[EngineCore, Prepared]:
     """The running engine, and what it runs; loading is shown on a terminal and told to the server."""
-    total = len(prepared.composition.shape.parameters)
+    total = prepared.composition.num_parameters
     num_loaded = itertools.count(1)
     with progress_bar() as bar:
         task = bar.add_task("Loading weights", total=total)

@@ -299,7 +299,7 @@ def _served_model(
         names=prepared.config.served_names,
         root=prepared.config.model,
         created=int(time.time()),
-        vocab_size=composition.shape.vocab_size,
+        vocab_size=composition.target.shape.vocab_size,
         max_model_len=composition.max_model_len,
         fingerprint=_fingerprint(composition.digest),
         tokenizer=tokenizer,

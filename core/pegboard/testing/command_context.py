@@ -64,7 +64,9 @@ class TinyCommandContext(CommandContext):
             raise CheckpointError(ref, "no such folder", allowed="a folder of a tiny model")
         with self._engine({"model": ref, "dtype": "float32", "threads": 1}) as engine:
             composition = engine.prepared.composition
-        self.streams.append(TinyStream(Path(ref), composition.facts, composition.shape))
+        self.streams.append(
+            TinyStream(Path(ref), composition.target.facts, composition.target.shape)
+        )
         return self.streams[-1]
 
     def calibrator(self, method: str) -> type[Calibrator]:

@@ -42,4 +42,4 @@ def test_a_model_may_be_run_without_its_template(tmp_path: Path) -> None:
             llm.chat([{"role": "user", "content": "the dog"}])
         assert llm.generate("the dog", SamplingParams(max_tokens=1))
     prepared = prepare(Config.from_values({"model": str(folder), "chat_template": "none"}))
-    assert prepared.composition.facts.tokenizer.chat_template is None
+    assert prepared.composition.target.facts.tokenizer.chat_template is None

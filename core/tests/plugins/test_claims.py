@@ -157,7 +157,9 @@ def test_equal_priority_is_settled_by_no_alphabet(
     if interface != "model":
         plugins = {"replace": {interface: "b"}}
         composition = prepare(config_of(plugins=plugins, **values)).composition
-        used = [*composition.parts.values(), *(choice.part for choice in composition.kernels)]
+        target = composition.target
+        used = [*target.parts.values(), *composition.parts.values()]
+        used += [choice.part for choice in target.kernels]
         assert "of_b" in {part.name for part in used}
         assert "of_a" not in {part.name for part in used}
 

@@ -47,7 +47,7 @@ def chosen(folder: Path, model: Path, joint: bool, **values: str) -> tuple[str, 
     config = {"model": str(model), "max_model_len": 64, "kv_cache": {"memory": "8MiB"}}
     plugins = {"load": [str(path)]}
     composition = prepare(Config.from_values({**config, "plugins": plugins, **values})).composition
-    names = [k.part.name for k in composition.kernels if k.operation in JOINT_OPERATIONS]
+    names = [k.part.name for k in composition.target.kernels if k.operation in JOINT_OPERATIONS]
     return composition.numerics, "".join(names)
 
 

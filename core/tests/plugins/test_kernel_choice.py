@@ -53,7 +53,7 @@ def kernel_file(folder: Path, name: str, family: str, priority: int = 0, works: 
 
 
 def silu_kernel(engine: Engine) -> str:
-    kernels = engine.prepared.composition.kernels
+    kernels = engine.prepared.composition.target.kernels
     return next(kernel.part.name for kernel in kernels if kernel.operation == "silu_mul")
 
 
@@ -97,7 +97,9 @@ def test_kernels_of_one_name_are_settled_by_replace_and_run_as_chosen(
         Engine(config_of(plugins={"load": load}))
     replace = {"kernel.torch": "builtin"}
     with Engine(config_of(plugins={"load": load, "replace": replace})) as engine:
-        chosen = {kernel.part.origin.plugin for kernel in engine.prepared.composition.kernels}
+        chosen = {
+            kernel.part.origin.plugin for kernel in engine.prepared.composition.target.kernels
+        }
         assert chosen == {"builtin"}
     with pytest.raises(errors.ConfigError, match="does not provide it"):
         Engine(config_of(plugins={"load": load, "replace": {"kernel.torch": "no"}}))

@@ -102,9 +102,10 @@ def run(engine: Engine) -> list[int]:
 
 def factory_of(config: Config, interface: str) -> tuple[Any, list[Any]]:
     """A function that makes what a config's engine has for an interface, and the contexts it got."""
-    part = prepare(config).composition.parts[interface]
+    composition = prepare(config).composition
+    part = {**composition.target.parts, **composition.parts}[interface]
     made: list[Any] = []
-    factory = load_plugins(prepare(config).composition.manifests).factory(part)
+    factory = load_plugins(composition.manifests).factory(part)
 
     def make(context: Any, *options: Any) -> Any:
         made.append(context)

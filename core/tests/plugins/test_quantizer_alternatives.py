@@ -91,7 +91,7 @@ def settled(tmp_path: Path, config_of: Configure) -> Callable[..., tuple[dict[st
         composition = prepared.composition
         why = [each.why for each in composition.decisions if each.key == "quantizer.options"]
         weights = [entry for entry in prepared.ledger.entries if entry.name == "weights: embedding"]
-        options = dict(composition.parts["quantizer"].options)
+        options = dict(composition.target.parts["quantizer"].options)
         return options, "".join(why), weights[0].num_bytes
 
     return settle

@@ -28,6 +28,7 @@ from pegboard.interfaces.logits_processor import LogitsProcessor, ProcessorConte
 from pegboard.interfaces.quantizer import QuantizerContext
 from pegboard.models import llama
 from pegboard.models.shape import describe
+from pegboard.runner.model_unit import UnitParts
 from pegboard.runner.parts import WorkerParts
 from pegboard.runner.runner import Runner
 from pegboard.step import Drafts, GroupUpdate, RowAdmission, RowRelease, StepBatch, StepResult
@@ -57,7 +58,7 @@ def make_host(tiny: Path) -> Callable[..., Host]:
         parts = worker_parts(tiny, drafter, processors, window, verifies_trees)
         runner = Runner(parts)
         runner.start()
-        return Host(runner, parts.groups)
+        return Host(runner, parts.units[0].groups)
 
     return make
 
@@ -103,32 +104,38 @@ def worker_parts(
     kernels = {name: kernel(name) for name in ("rms_norm", "rotary", "silu_mul", "sample")}
     context = ProcessorContext(VOCAB, NUM_ROWS, "cpu")
     builtin = {"penalties": Penalties(context), "logit_bias": LogitBias(context)}
-    return WorkerParts(
+    unit = UnitParts(
+        name="target",
+        rank=0,
         shape=shape,
-        groups=groups,
-        num_blocks=(NUM_BLOCKS,) * len(groups),
-        layouts=tuple(layout(group) for group in groups),
-        max_num_seqs=NUM_ROWS,
-        max_num_batched_tokens=256,
-        max_model_len=100,
-        dtype=DTYPE,
-        device="cpu",
-        num_threads=1,
-        kernels=kernels,
+        source=SafetensorsSource(facts),
+        quantizer=Unquantized(QuantizerContext(facts, DTYPE)),
         linear_kernels={"float": kernel("linear")},
+        kernels=kernels,
         attention=TorchAttention(
             AttentionContext(
                 shape.attention, groups, NUM_ROWS, DTYPE, "cpu", 1, rotary=kernels["rotary"]
             )
         ),
-        source=SafetensorsSource(facts),
-        quantizer=Unquantized(QuantizerContext(facts, DTYPE)),
-        build_model=llama.build,
+        build=llama.build,
+        groups=groups,
+        num_blocks=(NUM_BLOCKS,) * len(groups),
+        layouts=tuple(layout(group) for group in groups),
+        dtype=DTYPE,
+        device="cpu",
+        max_positions=100,
+        on_tensor=lambda name: None,
+    )
+    return WorkerParts(
+        units=(unit,),
+        max_num_seqs=NUM_ROWS,
+        max_model_len=100,
+        num_threads=1,
+        sample=kernels["sample"],
         processors=builtin if processors is None else processors,
         drafter=drafter or NoDrafter(DrafterContext(8, VOCAB, NUM_ROWS, 100)),
         taps=() if drafter is None else tuple(drafter.taps),
         verifies_trees=verifies_trees,
-        on_tensor=lambda name: None,
     )
 
 

@@ -158,7 +158,7 @@ def test_no_hidden_states_are_kept_for_a_drafter_that_is_cut_off(make_host: Any)
     drafter.taps = (-1, 1)
     host = make_host(drafter=drafter)
     wanted = []
-    model = host.runner._loaded.model
+    model = host.runner._loaded.units.target.model
     forward = model.forward
 
     def noting(ids: Any, positions: Any, taps: tuple[int, ...]) -> Any:
@@ -180,8 +180,10 @@ def test_a_model_without_the_hidden_states_costs_the_drafter_alone(
     drafter = Noting()
     drafter.taps = (1,)
     host = make_host(drafter=drafter)
-    forward = host.runner._loaded.model.forward
-    host.runner._loaded.model.forward = lambda ids, positions, taps: forward(ids, positions)
+    forward = host.runner._loaded.units.target.model.forward
+    host.runner._loaded.units.target.model.forward = lambda ids, positions, taps: forward(
+        ids, positions
+    )
     host.admit(0, PROMPTS[0])
     host.prefill([0])
     assert host.results[0].drafter_failed == (

@@ -147,7 +147,7 @@ def test_logits_for_logprobs_exist_a_few_rows_at_a_time(
 
     def run() -> Any:
         host = make_host()
-        model = host.runner._loaded.model
+        model = host.runner._loaded.units.target.model
         logits = model.logits
 
         def counted(hidden: torch.Tensor) -> Any:
@@ -265,7 +265,7 @@ def test_checksums_are_of_a_blocks_bytes_in_its_groups_layers(
 
     before = [checksums(group) for group in (0, 1)]
     # Each layer of the model is a group of its own.
-    for group, layer in enumerate(host.runner._running().kv):
+    for group, layer in enumerate(host.runner._running().units.target.kv):
         for tensor in layer.values():
             last_byte = tensor[7].view(torch.uint8).view(-1)[-1]
             last_byte ^= 1
@@ -286,7 +286,7 @@ def test_other_questions_are_refused(make_host: Callable[..., Any], question: An
 
 def test_close_frees_the_kv(make_host: Callable[..., Any]) -> None:
     host = make_host()
-    kv = [t for layer in host.runner._running().kv for t in layer.values()]
+    kv = [t for layer in host.runner._running().units.target.kv for t in layer.values()]
     assert host.runner.call("memory") == {"kv": sum(t.nbytes for t in kv)}
     held = weakref.ref(kv[0])
     del kv

@@ -53,7 +53,7 @@ def main():
 
         return submit, step
 
-    vocab = engine.prepared.composition.shape.vocab_size
+    vocab = engine.prepared.composition.target.shape.vocab_size
     run(args, "pegboard", pegboard.__version__, kind, load_s, vocab, generate, start)
 
 

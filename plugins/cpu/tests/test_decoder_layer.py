@@ -81,7 +81,8 @@ def test_tokens_are_those_of_the_reference(models: dict[str, Path], family: str)
 def kernels_of(model: Path, **parts: Any) -> dict[str, str]:
     with Engine({"model": str(model), "max_model_len": 64, **parts}) as engine:
         return {
-            kernel.operation: kernel.part.name for kernel in engine.prepared.composition.kernels
+            kernel.operation: kernel.part.name
+            for kernel in engine.prepared.composition.target.kernels
         }
 
 

@@ -68,7 +68,7 @@ def test_int8_activations_change_little_and_not_nothing(model: Path) -> None:
 
 def test_nothing_is_rounded_unless_it_is_named(model: Path) -> None:
     with Engine({**SMALL, "model": str(model)}) as engine:
-        assert engine.prepared.composition.parts["quantizer"].name == "none"
+        assert engine.prepared.composition.target.parts["quantizer"].name == "none"
 
 
 def test_what_is_quantized_already_is_refused(root: Path) -> None:

@@ -289,7 +289,7 @@ def test_layers_that_stay_in_floats_and_a_head_in_codes_are_read_as_they_are(
     config = changed("gptq-4b-g32-sym", mix)
     with Engine({"threads": 1, **config}) as engine:
         composition = engine.prepared.composition
-        assert {one.format for one in composition.kernels if one.operation == "linear"} == {
+        assert {one.format for one in composition.target.kernels if one.operation == "linear"} == {
             "float",
             "uint4",
         }

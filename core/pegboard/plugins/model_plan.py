@@ -1,0 +1,148 @@
+"""Choosing what a model is made of: quantizer, attention backend, kernels, KV groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pegboard.config import Choice, Config
+from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.interfaces.kv import KVGroup
+from pegboard.interfaces.model import ModelShape
+from pegboard.plugins.checks import attends, layout_of, reads, unread
+from pegboard.plugins.choice import Chooser, Wanted
+from pegboard.plugins.composition import ModelPlan, Part
+from pegboard.plugins.kernels import choose_kernels, numerics_id, settle_quantizer
+
+DEFAULT_BLOCK_SIZE = 16
+
+TARGET = "target"
+"""The model whose tokens are answered."""
+
+
+@dataclass(frozen=True)
+class InspectedModel:
+    """What was read of a model before resolving.
+
+    Attributes:
+        name: of its units in the workers.
+        facts, source: the checkpoint and the part that reads it.
+        shape, model: the model and the part that builds it.
+        formats: what a quantizer makes of the checkpoint's weights.
+        alternatives: a quantizer with what its options may stand for, best first.
+    """
+
+    name: str
+    facts: CheckpointFacts
+    source: Part
+    shape: ModelShape
+    model: Part
+    formats: Callable[[Part], tuple[str, ...]]
+    alternatives: Callable[[Part], tuple[Part, ...]]
+
+
+def plan_model(
+    inspected: InspectedModel,
+    config: Config,
+    chooser: Chooser,
+    unusable: frozenset[tuple[str, str]],
+) -> ModelPlan:
+    """What a model is made of; where something is lacking, the reasons are the chooser's, and the plan
+    is void.
+
+    Args:
+        inspected: the model.
+        config: what is wanted.
+        chooser: of the model's head sizes; collects reasons and decisions.
+        unusable: (operation, kernel family) whose self-test failed on this machine.
+    """
+    shape = inspected.shape
+    quantizer = chooser.choose(
+        _quantizer(config, inspected.facts, chooser), lambda entry: reads(entry, inspected.facts)
+    )
+    attention = chooser.choose(
+        wanted("attention", "attention", config.attention),
+        lambda entry: attends(entry, shape, _encoding(config)),
+    )
+    if quantizer is not None:
+        quantizer = settle_quantizer(
+            chooser, inspected.alternatives(quantizer), inspected.formats, config, unusable
+        )
+    formats = () if quantizer is None else inspected.formats(quantizer)
+    kernels = choose_kernels(chooser, formats, attention, config, unusable)
+    groups = _groups(inspected, config, attention, chooser)
+    found = {
+        "checkpoint_source": inspected.source,
+        "model": inspected.model,
+        "quantizer": quantizer,
+        "attention": attention,
+    }
+    parts = {interface: part for interface, part in found.items() if part is not None}
+    return ModelPlan(
+        name=inspected.name,
+        facts=inspected.facts,
+        shape=shape,
+        parts=parts,
+        kernels=kernels,
+        groups=groups,
+        numerics_id=numerics_id(kernels, parts, chooser.device, chooser.dtype, groups),
+    )
+
+
+def wanted(interface: str, key: str, choice: Choice) -> Wanted:
+    """What the config says of an interface under a key."""
+    return Wanted(
+        interface, key, choice.name, choice.options, f"{key}.options", is_named=choice.is_named
+    )
+
+
+def _quantizer(config: Config, facts: CheckpointFacts, chooser: Chooser) -> Wanted:
+    said = wanted("quantizer", "quantizer", config.quantizer)
+    said.known_as = (layout_of(facts), facts.quantization or "none")
+    methods = {m for one in chooser.catalog.offers("quantizer") for m in one.entry.methods}
+    said.unread = unread(methods - {"none"}, facts)
+    return said
+
+
+def _encoding(config: Config) -> str:
+    return "none" if config.kv_cache.encoding == "auto" else config.kv_cache.encoding
+
+
+def _groups(
+    inspected: InspectedModel, config: Config, attention: Part | None, chooser: Chooser
+) -> tuple[KVGroup, ...]:
+    block_size = _block_size(config, attention, chooser)
+    layers: dict[tuple[int, int, int | None], list[int]] = {}
+    for layer, attention_of in enumerate(inspected.shape.attention):
+        key = (attention_of.num_kv_heads, attention_of.head_dim, attention_of.window)
+        layers.setdefault(key, []).append(layer)
+    return tuple(
+        KVGroup(
+            layers=tuple(members),
+            num_kv_heads=heads,
+            head_dim=head_dim,
+            block_size=block_size,
+            window=window,
+            encoding=_encoding(config),
+            dtype=chooser.dtype,
+            model=inspected.name,
+        )
+        for (heads, head_dim, window), members in layers.items()
+    )
+
+
+def _block_size(config: Config, attention: Part | None, chooser: Chooser) -> int:
+    legal = attention.entry.requires.block_sizes if attention is not None else ()
+    wanted = config.kv_cache.block_size
+    if wanted == "auto":
+        block_size = DEFAULT_BLOCK_SIZE if not legal or DEFAULT_BLOCK_SIZE in legal else legal[0]
+        chooser.decide("kv_cache.block_size", block_size, "the default that the attention allows")
+        return block_size
+    if legal and wanted not in legal and attention is not None:
+        chooser.refuse(
+            "block_size",
+            f"kv_cache.block_size: {attention.name} has no blocks of {wanted} tokens;"
+            f" allowed: {', '.join(map(str, legal))}",
+            plugin=attention.origin.plugin,
+        )
+    return wanted
