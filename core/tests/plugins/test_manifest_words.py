@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import msgspec
 import pytest
 
+import pegboard
 from pegboard.errors import ManifestInvalid
 from pegboard.plugins.contracts import CONTRACTS
 from pegboard.plugins.manifest import SINGLE_FILE, Origin, Provides
@@ -65,3 +69,18 @@ def test_tables_of_words_speak_of_what_there_is() -> None:
     for interface, own in OWN_FIELDS.items():
         assert set(own) <= fields
         assert set(CONTRACTS[interface].needs) <= set(own)
+
+
+def test_no_promise_is_in_the_table_that_nothing_reads() -> None:
+    """A promise is looked for in code, or an interface's file says what whoever makes it offers."""
+    core = Path(pegboard.__file__).parent
+    sources = [file.read_text() for file in core.rglob("*.py") if file.name != "vocabulary.py"]
+    texts = {
+        node.value
+        for source in sources
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    promises = {name for names in PROMISES.values() for name in names}
+    contracts = "".join(text for text in texts if "Manifest promise: `" in text)
+    assert {name for name in promises - texts if f"`{name}`" not in contracts} == set()
