@@ -109,21 +109,71 @@ def pegboard_drafters():
 """
 
 
+# The drafter above, which would raise later.
+POLICY = (
+    DRAFTER.replace(
+        "# ///\nimport",
+        """# [[provides]]
+# interface = "speculation_policy"
+# version = 1
+# name = "broken"
+# summary = "Raises in its first step"
+# ///
+import""",
+    )
+    + """
+
+from pegboard.interfaces.speculation_policy import SpeculationPolicy
+
+
+class Undecided(SpeculationPolicy):
+    def choose(self, rows, tokens_left, costs):
+        raise ValueError("no choice for this")
+
+
+@hookimpl
+def pegboard_speculation_policies():
+    return {"broken": lambda context: Undecided()}
+"""
+).replace("num_steps > 2", "num_steps > 10**6")
+
+
 @pytest.mark.parametrize(
-    ("part", "plugin", "said"),
+    ("part", "plugin", "settings", "said"),
     [
-        ("scheduler", RAISING, "no plan for this"),
-        pytest.param("drafter", DRAFTER, "no guess for this", marks=pytest.mark.slow),
+        ("scheduler", RAISING, ["scheduler.name=broken"], "no plan for this"),
+        pytest.param(
+            "drafter",
+            DRAFTER,
+            ["drafter.name=broken"],
+            "no guess for this",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "speculation_policy",
+            POLICY,
+            ["drafter.name=broken", "drafter.policy=broken"],
+            "no choice for this",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["scheduler", "drafter"],
+    ids=["scheduler", "drafter", "speculation_policy"],
 )
 def test_a_part_that_raises_changes_no_answer_and_is_named(
-    serve: Any, well: Any, model: Path, tmp_path: Path, part: str, plugin: str, said: str
+    serve: Any,
+    well: Any,
+    model: Path,
+    tmp_path: Path,
+    part: str,
+    plugin: str,
+    settings: list[str],
+    said: str,
 ) -> None:
     file = tmp_path / "broken.py"
     file.write_text(plugin)
     assert httpx.get(f"{well.url}/health").json() == {"status": "ready"}
-    broken = serve(model, "--set", f"plugins.load=['{file}']", "--set", f"{part}.name=broken")
+    settings = [f"plugins.load=['{file}']", *settings]
+    broken = serve(model, *(word for setting in settings for word in ("--set", setting)))
     assert answers(broken.url, model) == answers(well.url, model)
 
     deadline = time.monotonic() + 20
