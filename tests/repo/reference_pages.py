@@ -113,24 +113,25 @@ def _tables(kind: type, path: str, schemas: dict[str, Any]) -> Iterator[str]:
     """A table of a manifest, and those within."""
     told = _attributes(kind)
     schema = schemas[kind.__name__]
-    inner: dict[str, type] = {}
+    inner: dict[str, list[str]] = {}
     rows = []
     for name, value in schema["properties"].items():
         assert name in told, f"the docstring of {kind.__name__} does not say what {name} is"
         default = "needed" if name in schema.get("required", ()) else _toml(value["default"])
         rows.append((f"`{name}`", _kind(value), default, told[name]))
         for form, reference in _references(value):
-            inner[form.format(f"{path}.{name}".lstrip("."))] = getattr(manifest, reference)
+            inner.setdefault(reference, []).append(form.format(f"{path}.{name}".lstrip(".")))
     if path:
         yield _grid(("key", "value", "default", "what it says"), rows)
-    for heading, one in inner.items():
-        yield f"## `{heading}`\n"
+    for reference, headings in inner.items():
+        one = getattr(manifest, reference)
+        yield f"## {' or '.join(f'`{heading}`' for heading in sorted(headings, key=len))}\n"
         yield _markdown(_class_doc(one).partition("\n\nAttributes:")[0])
-        yield from _tables(one, heading.strip("[]"), schemas)
+        yield from _tables(one, headings[0].strip("[]"), schemas)
 
 
 def _references(value: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Tables that a value may be: how its heading is written, and the name of its schema."""
+    """Tables that a value may be: how the heading is written, and the name of its schema."""
     if "$ref" in value:
         yield "[{}]", value["$ref"]
     if "$ref" in value.get("items", {}):

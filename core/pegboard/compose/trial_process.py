@@ -33,7 +33,7 @@ from pegboard.plugins.discovery import absent
 from pegboard.plugins.functions import ask, named_function
 from pegboard.plugins.guard import guarded
 from pegboard.plugins.loader import load_plugins, options_of, resolve_dotted, resolve_model
-from pegboard.plugins.manifest import Manifest, Provides
+from pegboard.plugins.manifest import Manifest, Provides, Requires
 from pegboard.plugins.registry import Registry
 
 _FUNCTIONS = (
@@ -137,20 +137,26 @@ def _resolve_names(part: Part) -> bool:
 def _why_not(part: Part) -> str:
     """Why a part is not made; "": it is."""
     entry = part.entry
-    requires = entry.requires
-    (cpu, *_) = probe()
-    packages, files = absent(part.origin, requires)
-    lacking = [*packages, *files, *(set(requires.device_features) - cpu.features)]
-    if lacking:
-        return f"needs {', '.join(lacking)}"
-    if requires.devices and "cpu" not in requires.devices:
-        return f"runs on {', '.join(requires.devices)}"
+    misses = [_misses(part, requires) for requires in entry.requirements]
+    if all(misses):
+        return misses[0]
     if entry.interface not in ("kernel", "command") and sample_context(entry.interface) is None:
         return "needs a checkpoint"
     model = None if entry.options is None else resolve_model(entry.options, part.origin)
     if model is not None and any(field.is_required() for field in model.model_fields.values()):
         return "needs options"
     return ""
+
+
+def _misses(part: Part, requires: Requires) -> str:
+    """What the part needs and is not here, where there is a CPU and no checkpoint; "": nothing."""
+    (cpu, *_) = probe()
+    packages, files = absent(part.origin, requires)
+    lacking = [*packages, *files, *(set(requires.device_features) - cpu.features)]
+    if lacking:
+        return f"needs {', '.join(lacking)}"
+    is_elsewhere = requires.devices and "cpu" not in requires.devices
+    return f"runs on {', '.join(requires.devices)}" if is_elsewhere else ""
 
 
 def _contexts(entry: Provides) -> Iterator[Any]:

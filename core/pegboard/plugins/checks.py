@@ -80,7 +80,7 @@ def check_parts(
     _check_kv_transfer(config, chooser)
     _check_drafter(config, parts, chooser)
     _check_verify(config, parts, chooser)
-    _check_features(parts, used, chooser)
+    _check_features(used, chooser)
     for interface in ("model", "checkpoint_source"):
         part = parts[interface]
         for reason in chooser.misfits(part):
@@ -182,18 +182,14 @@ def _check_verify(config: Config, parts: Mapping[str, Part], chooser: Chooser) -
         )
 
 
-def _check_features(parts: Mapping[str, Part], used: Sequence[Part], chooser: Chooser) -> None:
+def _check_features(used: Sequence[Part], chooser: Chooser) -> None:
     for part in used:
-        for feature in part.entry.requires.features:
-            interface, _, name = feature.partition(".")
-            provider = parts.get(interface)
-            if provider is None or name not in provider.entry.promises:
-                has = f"{provider.name!r} does not have" if provider else "nothing here has"
-                chooser.refuse(
-                    "feature",
-                    f"{part.entry.interface} {part.name!r} needs {feature}, which {has}",
-                    plugin=part.origin.plugin,
-                )
+        for reason in chooser.lacking(part, all_chosen=True):
+            chooser.refuse(
+                "feature",
+                f"{part.entry.interface} {part.name!r} {reason}",
+                plugin=part.origin.plugin,
+            )
 
 
 def numerics_of(

@@ -137,12 +137,17 @@ class Chooser:
 
     def misfits(self, provided: Offer | Part) -> list[str]:
         """Reasons why it does not run here, by what its manifest entry requires."""
-        requires = provided.entry.requires
-        return [
-            *_absences(provided.origin, requires),
-            *self._device_misfits(requires),
-            *self._model_misfits(requires),
-        ]
+        return _of_all([self._misfits(provided, one) for one in provided.entry.requirements])
+
+    def met(self, provided: Offer | Part) -> list[Requires]:
+        """Of the alternatives that it requires, those that hold here; all where none does."""
+        alternatives = provided.entry.requirements
+        holding = [one for one in alternatives if not self._misfits(provided, one)]
+        return holding or list(alternatives)
+
+    def lacking(self, provided: Offer | Part, *, all_chosen: bool = False) -> list[str]:
+        """Features that it needs, and that the parts chosen so far do not have."""
+        return _of_all([self._lacking(one, all_chosen) for one in self.met(provided)])
 
     def _one_named(self, wanted: Wanted, check: Check = lambda entry: []) -> Part | None:
         offer = self._named(wanted)
@@ -159,7 +164,7 @@ class Chooser:
                 wanted.name == "on" and INACTIVE in offer.entry.promises
             ):
                 continue
-            reasons = [*self._reasons(offer, check), *self._lacking(offer.entry)]
+            reasons = [*self._reasons(offer, check), *self.lacking(offer)]
             if reasons:
                 against.append(f"{offer.entry.name} ({', '.join(reasons)})")
             else:
@@ -245,14 +250,23 @@ class Chooser:
     def _reasons(self, provided: Offer | Part, check: Check) -> list[str]:
         return [*self.misfits(provided), *check(provided.entry)]
 
-    def _lacking(self, entry: Provides) -> list[str]:
-        """Features that it needs of parts chosen so far, and that they do not have."""
+    def _misfits(self, provided: Offer | Part, requires: Requires) -> list[str]:
         return [
-            f"needs {feature}, which {provider.name!r} does not have"
-            for feature in entry.requires.features
-            if (provider := self.chosen.get(feature.partition(".")[0])) is not None
-            and feature.partition(".")[2] not in provider.entry.promises
+            *_absences(provided.origin, requires),
+            *self._device_misfits(requires),
+            *self._model_misfits(requires),
         ]
+
+    def _lacking(self, requires: Requires, all_chosen: bool) -> list[str]:
+        reasons = []
+        for feature in requires.features:
+            interface, _, name = feature.partition(".")
+            provider = self.chosen.get(interface)
+            if provider is None and all_chosen:
+                reasons.append(f"needs {feature}, which nothing here has")
+            elif provider is not None and name not in provider.entry.promises:
+                reasons.append(f"needs {feature}, which {provider.name!r} does not have")
+        return reasons
 
     def _refuse(self, origin: Origin, reasons: Sequence[str], key: str) -> None:
         for reason in reasons:
@@ -282,6 +296,13 @@ class Chooser:
                 allowed = ", ".join(map(str, requires.head_sizes))
                 reasons.append(f"has no heads of {', '.join(map(str, odd))}; allowed: {allowed}")
         return reasons
+
+
+def _of_all(alternatives: Sequence[list[str]]) -> list[str]:
+    """The reasons against several alternatives; none where there is none against one of them."""
+    if len(alternatives) == 1 or not all(alternatives):
+        return min(alternatives, key=len)
+    return [", or ".join(" and ".join(reasons) for reasons in alternatives)]
 
 
 def _absences(origin: Origin, requires: Requires) -> list[str]:

@@ -14,7 +14,7 @@ from pegboard.plugins.composition import Part
 from pegboard.plugins.discovery import Catalog, absent, discover
 from pegboard.plugins.guard import guarded
 from pegboard.plugins.loader import load_plugins
-from pegboard.plugins.manifest import Manifest, Origin
+from pegboard.plugins.manifest import Manifest, Origin, Provides
 
 
 class Provided(msgspec.Struct, frozen=True):
@@ -140,7 +140,7 @@ def _of(origin: Origin, provides: tuple[Provided, ...], problem: str | None) -> 
 
 def _unmet(manifest: Manifest) -> str | None:
     """What the things that the plugin provides would need, and is not there."""
-    lacking = [absent(manifest.origin, entry.requires) for entry in manifest.provides]
+    lacking = [_absent(manifest.origin, entry) for entry in manifest.provides]
     packages = sorted({name for names, _ in lacking for name in names})
     files = sorted({name for _, names in lacking for name in names})
     problems = []
@@ -152,3 +152,9 @@ def _unmet(manifest: Manifest) -> str | None:
             " install a compiler, then the plugin again"
         )
     return "; ".join(problems) or None
+
+
+def _absent(origin: Origin, entry: Provides) -> tuple[list[str], list[str]]:
+    """Packages and files without which nothing that the entry requires is there."""
+    each = [absent(origin, requires) for requires in entry.requirements]
+    return min(each, key=lambda found: len(found[0]) + len(found[1]))

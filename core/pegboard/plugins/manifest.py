@@ -66,7 +66,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Requires(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a thing needs. An empty list, as by default, means that anything will do.
+    """What a thing needs: all that the table says. Of several tables, `[[provides.requires]]`, one must
+    hold. An empty list, as by default, means that anything will do.
 
     Attributes:
         devices: kinds of device that it runs on (`cpu`, `cuda`).
@@ -91,6 +92,9 @@ class Requires(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     features: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+
+
+Alternatives = Annotated[tuple[Requires, ...], msgspec.Meta(min_length=1, max_length=16)]
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,7 +130,7 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         name: the name by which configs choose it.
         summary: one line for `pegboard plugins`.
         options: the pydantic model of its options; without one it takes none.
-        requires: what it needs.
+        requires: what it needs; several tables are alternatives.
         promises: what it can do beyond the least that the interface asks for.
         priority: among those that fit, `auto` takes the highest; one below 0 is never taken by `auto`.
         estimate: `estimate(workload) -> int`, bytes that it holds beside weights and KV, for the memory
@@ -162,7 +166,7 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: Name
     summary: Line
     options: Dotted | None = None
-    requires: Requires = Requires()
+    requires: Requires | Alternatives = Requires()
     promises: tuple[str, ...] = ()
     priority: Priority = 0
     estimate: Dotted | None = None
@@ -182,6 +186,11 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     operations: tuple[Operation, ...] = ()
     params: Dotted | None = None
     fields: tuple[str, ...] = ()
+
+    @property
+    def requirements(self) -> tuple[Requires, ...]:
+        """What it needs: one of these."""
+        return (self.requires,) if isinstance(self.requires, Requires) else self.requires
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -132,7 +132,7 @@ def _unread(entry: Provides) -> Iterator[tuple[str, str]]:
     for name in entry.promises:
         if not is_promise(entry.interface, name):
             yield f"promises {name!r}, which means nothing", ", ".join(promises) or "no promise"
-    for feature in entry.requires.features:
+    for feature in (name for one in entry.requirements for name in one.features):
         interface, _, name = feature.partition(".")
         if not is_promise(interface, name):
             known = [f"{one}.{name}" for one, names in PROMISES.items() for name in names]
@@ -148,7 +148,7 @@ def _unread(entry: Provides) -> Iterator[tuple[str, str]]:
 
 def _words(entry: Provides) -> Iterator[tuple[str, str]]:
     """What it says where only some words have a meaning, by key."""
-    for table in (entry.requires, *entry.operations):
+    for table in (*entry.requirements, *entry.operations):
         for key in WORDS:
             said = getattr(table, key, ())
             yield from ((key, word) for word in ((said,) if isinstance(said, str) else said))

@@ -132,7 +132,7 @@ def _groups(
 
 
 def _block_size(config: Config, attention: Part | None, chooser: Chooser) -> int:
-    legal = attention.entry.requires.block_sizes if attention is not None else ()
+    legal = _block_sizes(attention, chooser) if attention is not None else ()
     wanted = config.kv_cache.block_size
     if wanted == "auto":
         block_size = DEFAULT_BLOCK_SIZE if not legal or DEFAULT_BLOCK_SIZE in legal else legal[0]
@@ -146,3 +146,9 @@ def _block_size(config: Config, attention: Part | None, chooser: Chooser) -> int
             plugin=attention.origin.plugin,
         )
     return wanted
+
+
+def _block_sizes(attention: Part, chooser: Chooser) -> tuple[int, ...]:
+    """Those that the attention has; empty: any."""
+    each = [requires.block_sizes for requires in chooser.met(attention)]
+    return tuple(dict.fromkeys(size for sizes in each for size in sizes)) if all(each) else ()

@@ -10,6 +10,8 @@ import pytest
 from pegboard import errors
 from pegboard.compose import prepare
 from pegboard.config import Config
+from pegboard.plugins.contracts import CONTRACTS
+from pegboard.plugins.listing import list_plugins
 
 Configure = Callable[..., Config]
 Install = Callable[..., Path]
@@ -63,3 +65,92 @@ def test_what_is_asked_for_is_refused_with_the_reason(config_of: Configure, want
     private = {"allocator": "private", "memory": "8MiB"}
     with pytest.raises(errors.CompositionRefused, match=r"needs kv_allocator\.sharing"):
         prepare(config_of(prefix_cache=wanted, kv_cache=private))
+
+
+ALTERNATIVES = """
+[plugin]
+name = "{name}"
+
+[[provides]]
+interface = "attention"
+version = {version}
+name = "either"
+summary = "Of the test"
+priority = -1
+layout = "pegboard.builtin.torch_attention_layout:layout"
+
+[[provides.requires]]
+devices = ["cpu"]
+dtypes = ["float64"]
+block_sizes = [8, 32]
+
+[[provides.requires]]
+dtypes = ["float32"]
+block_sizes = [64]
+
+[[provides]]
+interface = "prefix_cache"
+version = {cache_version}
+name = "chooser"
+summary = "Of the test"
+
+[[provides.requires]]
+packages = ["no_such_package"]
+
+[[provides.requires]]
+features = ["kv_allocator.sharing"]
+
+[[provides]]
+interface = "kv_allocator"
+version = {allocator_version}
+name = "private"
+summary = "An allocator of the test"
+"""
+
+
+@pytest.fixture
+def either(install: Install) -> None:
+    """Attention, and a prefix cache, each with alternatives in what it requires."""
+    versions = {"{version}": "attention", "{cache_version}": "prefix_cache"}
+    versions |= {"{allocator_version}": "kv_allocator"}
+    manifest = ALTERNATIVES
+    for mark, interface in versions.items():
+        manifest = manifest.replace(mark, str(max(CONTRACTS[interface].versions)))
+    install("either", manifest)
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize(("dtype", "block_size"), [("float64", 8), ("float32", 64)])
+def test_of_alternatives_the_one_that_holds_says_what_goes(
+    config_of: Configure, dtype: str, block_size: int
+) -> None:
+    config = config_of(attention="either", dtype=dtype)
+    (group,) = prepare(config).composition.groups
+    assert group.block_size == block_size
+
+
+@pytest.mark.usefixtures("either")
+def test_where_no_alternative_holds_each_is_told(config_of: Configure) -> None:
+    with pytest.raises(errors.CompositionRefused) as caught:
+        prepare(config_of(attention="either", dtype="float16"))
+    assert any(
+        "runs in float64, not in float16, or runs in float32, not in float16" in reason
+        for reason in caught.value.reasons
+    )
+    private = {"allocator": "private", "memory": "8MiB"}
+    with pytest.raises(errors.CompositionRefused, match=r"'chooser' needs kv_allocator\.sharing"):
+        prepare(config_of(prefix_cache="chooser", kv_cache=private))
+    assert prepare(config_of(prefix_cache="chooser"))
+
+
+@pytest.mark.usefixtures("either")
+def test_a_package_of_one_alternative_is_not_missed() -> None:
+    (listing,) = [one for one in list_plugins() if one.name == "either"]
+    assert listing.problem is None
+
+
+def test_alternatives_are_at_least_one(install: Install) -> None:
+    manifest = MANIFEST.replace("[provides.requires]\nfeatures = [", "requires = [] #")
+    install("none", manifest)
+    (listing,) = [one for one in list_plugins() if one.name == "none"]
+    assert listing.problem is not None and "requires" in listing.problem

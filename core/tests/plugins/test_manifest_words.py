@@ -60,7 +60,8 @@ def test_what_plugins_promise_each_other_is_theirs() -> None:
     "promise", [f"{i}.{name}" for i, names in PROMISES.items() for name in names]
 )
 def test_every_promise_may_be_required(promise: str) -> None:
-    assert parsed(f'requires.features = ["{promise}"]').requires.features == (promise,)
+    (requires,) = parsed(f'requires.features = ["{promise}"]').requirements
+    assert requires.features == (promise,)
 
 
 def test_tables_of_words_speak_of_what_there_is() -> None:
