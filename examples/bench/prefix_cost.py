@@ -23,7 +23,7 @@ from report import markdown
 from traces import FIRST_ID
 
 from pegboard import Engine, SamplingParams
-from pegboard.engine.prefixes import Prefixes
+from pegboard.engine.prefix.prefixes import Prefixes
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.prefix_cache import Prefix, PrefixCache
 

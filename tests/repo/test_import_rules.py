@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -256,6 +257,33 @@ def test_plugins_import_what_they_may(root: Path, file: Path) -> None:
     if "tests" in file.relative_to(root).parts:
         row = Row((*row.ours, *PLUGIN_TESTS), torch=Torch.ANYWHERE)
     assert violations(package, row, file.read_text()) == []
+
+
+def circle_of(imports: Mapping[str, Iterable[str]]) -> list[str]:
+    """Modules each of which is imported by the next, the first one by itself at the end; empty: a drawing
+    of who imports whom has no circle."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def test_a_drawing_of_imports_has_no_circle() -> None:
+    """Imports within functions and for annotations count: who has to be read to understand a module."""
+    names = {_module_name(CORE_ROOT, file): file for file in CORE_FILES}
+    imports = {
+        name: {one.module for one in imports_of(file.read_text())} & names.keys() - {name}
+        for name, file in names.items()
+    }
+    assert circle_of(imports) == []
+
+
+def test_a_circle_is_seen() -> None:
+    assert circle_of({"a": {"b"}, "b": {"c", "d"}, "c": {"d"}, "d": set()}) == []
+    circle = circle_of({"a": {"b"}, "b": {"c", "d"}, "c": {"d"}, "d": {"b"}})
+    assert circle[0] == circle[-1] and {"b", "d"} <= set(circle) <= {"b", "c", "d"}
 
 
 @pytest.mark.parametrize("file", CORE_FILES, ids=lambda file: _module_name(CORE_ROOT, file))

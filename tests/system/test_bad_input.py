@@ -424,7 +424,7 @@ PLUGIN = """# /// pegboard
 # name = "mine"
 # [[provides]]
 # interface = "scheduler"
-# version = 0
+# version = 1
 # name = "mine"
 # summary = "Broken"
 # ///

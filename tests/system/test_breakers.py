@@ -16,7 +16,7 @@ RAISING = """# /// pegboard
 # name = "broken"
 # [[provides]]
 # interface = "scheduler"
-# version = 0
+# version = 1
 # name = "broken"
 # summary = "Raises in its third step"
 # ///

@@ -57,7 +57,7 @@ class FCFS(Scheduler):
             if step.waits_for_prefix(seq):
                 num_skips += 1
                 continue
-            num_pending = seq.num_pending - seq.num_cached
+            num_pending = seq.num_pending - step.num_cached(seq)
             num_tokens = min(num_pending, step.num_tokens_left)
             reserve = num_pending - num_tokens
             if not alone:

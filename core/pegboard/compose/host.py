@@ -13,8 +13,9 @@ from pegboard.compose.preparing import Prepared, prepare
 from pegboard.compose.processor_params import processor_params
 from pegboard.compose.worker import OnTensor, build_worker, ignore
 from pegboard.engine.core import EngineCore
-from pegboard.engine.guarded_cache import GuardedCache
 from pegboard.engine.parts import EngineParts
+from pegboard.engine.prefix.guarded_cache import GuardedCache
+from pegboard.engine.prefix.known_blocks import KnownBlocks
 from pegboard.errors import INTERRUPTS, KernelUnusable, PegboardError, PluginFailed
 from pegboard.interfaces.executor import ExecutorContext, Worker
 from pegboard.interfaces.kv_allocator import AllocatorContext
@@ -109,7 +110,8 @@ def build_engine(
         return make(composition.parts[interface], context)
 
     cache = build("prefix_cache", PrefixCacheContext(groups, num_blocks, composition.fingerprint))
-    guarded = GuardedCache(cache, num_blocks, names[id(cache)])
+    known_blocks = KnownBlocks(len(groups), is_heard=bool(composition.observers))
+    guarded = GuardedCache(cache, known_blocks, names[id(cache)])
     scheduling = SchedulerContext(
         composition.max_num_seqs, composition.max_num_batched_tokens, composition.max_model_len
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pegboard.engine.guarded_cache import GuardedCache
+from pegboard.engine.prefix.guarded_cache import GuardedCache
+from pegboard.engine.prefix.known_blocks import KnownBlocks
 from pegboard.interfaces.attention import AttentionContext
 from pegboard.interfaces.drafter import DrafterContext
 from pegboard.interfaces.executor import ExecutorContext, Worker
@@ -51,7 +52,9 @@ def sample_context(interface: str) -> object | None:
         case "prefix_cache":
             return _for_cache()
         case "kv_allocator":
-            cache = GuardedCache(_builtin("prefix_cache", _for_cache(), INACTIVE), _NUM_BLOCKS)
+            cache = GuardedCache(
+                _builtin("prefix_cache", _for_cache(), INACTIVE), KnownBlocks(len(_NUM_BLOCKS))
+            )
             return AllocatorContext((GROUP,), _NUM_BLOCKS, _MODEL_LEN, _BATCHED_TOKENS, cache)
         case "observer":
             return ObserverContext("a model", {}, _MODEL_LEN, (GROUP,), _NUM_BLOCKS)

@@ -9,7 +9,7 @@ from pegboard.engine.logprobs import logprobs_of
 from pegboard.engine.observers import Observers
 from pegboard.engine.outputs import delta
 from pegboard.engine.parts import EngineParts
-from pegboard.engine.prefixes import Prefixes
+from pegboard.engine.prefix.prefixes import Prefixes
 from pegboard.engine.queue import Queue
 from pegboard.engine.sequence import OpenRequest, Sequence
 from pegboard.engine.step_builder import Plan

@@ -7,16 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pegboard.engine.batch import build_batch
-from pegboard.engine.block_checksums import BlockChecksums
 from pegboard.engine.breaker import CutOff
 from pegboard.engine.commit import Committer, Tally
-from pegboard.engine.forks import Forks
 from pegboard.engine.guarded_scheduler import GuardedScheduler
 from pegboard.engine.intake import Intake
 from pegboard.engine.observers import Observers
 from pegboard.engine.parts import EngineParts
-from pegboard.engine.prefix_news import PrefixNews
-from pegboard.engine.prefixes import Prefixes
+from pegboard.engine.prefix.prefixes import Prefixes
 from pegboard.engine.queue import Queue
 from pegboard.engine.reporting import ledger_line, step_done
 from pegboard.engine.speculation import Speculation
@@ -50,16 +47,7 @@ class EngineCore:
         self._parts = parts
         self._queue = Queue(parts.max_num_seqs)
         self._observers = Observers(parts.observers, parts.name_of)
-        self._prefixes = Prefixes(
-            parts.prefix_cache if parts.caches_prefixes else None,
-            Forks(parts.allocator, parts.groups),
-            parts.groups,
-            self._note_cache_mistake,
-            PrefixNews(len(parts.groups), bool(parts.observers)),
-            BlockChecksums(parts.executor, self._note_changed_block)
-            if parts.verifies_blocks
-            else None,
-        )
+        self._prefixes = Prefixes(parts, self._observers.tell)
         self._budget = StepBudget(parts.max_num_batched_tokens, parts.max_step_s)
         self._speculation = Speculation(parts)
         self._scheduler = GuardedScheduler(parts, self._queue, self._new_step)
@@ -70,7 +58,7 @@ class EngineCore:
             self._speculation.drafter,
             *self._observers.breakers,
         )
-        self._intake = Intake(parts, self._prefixes)
+        self._intake = Intake(parts)
         self._committer = Committer(parts, self._queue, self._prefixes, self._observers)
         self._step_id = 0
         self._broken: str | None = None
@@ -137,7 +125,7 @@ class EngineCore:
             if self._broken is not None:
                 raise EngineError(self._broken)
             self._prefixes.reset(self._queue.running)
-            self._tell_names()
+            self._prefixes.tell_news()
             self._observers.tell(self._load())
             self._tell_breakers()
 
@@ -269,7 +257,7 @@ class EngineCore:
                 self._budget.note(plan.num_tokens, time.monotonic() - started)
             tally = self._commit(plan, result)
             self._prefixes.settle()
-            self._tell_names()
+            self._prefixes.tell_news()
             self._report(plan, result, tally, started)
         self._watch_liveness()
         if not plan.entries and self._committer.has_deltas:
@@ -317,14 +305,3 @@ class EngineCore:
         for breaker in self._breakers:
             for event in breaker.take_news():
                 self._observers.tell(event)
-
-    def _tell_names(self) -> None:
-        event = self._prefixes.news.take()
-        if event is not None:
-            self._observers.tell(event)
-
-    def _note_changed_block(self, message: str) -> None:
-        self._observers.tell(ErrorHappened("BlockChanged", message))
-
-    def _note_cache_mistake(self, message: str) -> None:
-        self._parts.prefix_cache.breaker.mistake(message)

@@ -13,7 +13,6 @@ import numpy as np
 
 from pegboard.engine.logprobs import PromptLogprobs
 from pegboard.engine.parts import EngineParts
-from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.sequence import OpenRequest, Sequence
 from pegboard.engine.stops import StopText, TextStream, stop_texts
 from pegboard.errors import RequestError, RequestFailed
@@ -24,9 +23,8 @@ from pegboard.request import Request, SamplingParams, check_plain
 class Intake:
     """Checks requests, draws their seeds, makes their sequences."""
 
-    def __init__(self, parts: EngineParts, prefixes: Prefixes) -> None:
+    def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
-        self._prefixes = prefixes
         self._num_requests = 0
         self._num_sequences = 0
 
@@ -86,7 +84,7 @@ class Intake:
         make = self._parts.make_detokenizer
         text = TextStream(make() if make is not None else None, stop)
         self._num_sequences += 1
-        return Sequence(self._num_sequences, opened, index, text, self._prefixes)
+        return Sequence(self._num_sequences, opened, index, text)
 
     def _check_ids(self, request: Request) -> None:
         prompt, params = request.prompt_token_ids, request.params

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pegboard.engine.guarded_cache import GuardedCache
+from pegboard.engine.prefix.guarded_cache import GuardedCache
 from pegboard.interfaces.executor import Executor
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import KVAllocator

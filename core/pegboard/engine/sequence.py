@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pegboard.engine.block_contents import extend_digests
 from pegboard.engine.logprobs import PromptLogprobs
-from pegboard.engine.prefixes import Prefixes
 from pegboard.engine.stops import TextStream
+from pegboard.interfaces.prefix_cache import Hit
 from pegboard.request import FinishReason, Request
 from pegboard.step import Int32, read_only
 
@@ -65,25 +64,26 @@ class Sequence:
         num_drafts, confidences, parents: draft nodes that the row holds: see `DraftView`.
         num_tried, num_accepted: draft depths compared and accepted so far.
         num_cached_tokens: prompt tokens that a cache served at the first admission.
-        hit, hit_version: what the cache was found to serve, and when: see `Prefixes.match`.
+        is_outdated: what it has computed may not serve others: the cache was reset meanwhile.
+        match: what the cache was last found to serve, and when: see `Prefixes.match`.
+        digests: of its first blocks, by block size: see `prefix/digests.py`.
         ended: why it ended; None while it goes on.
         stop_reason: see `SequenceDelta`.
         admitted_at, first_token_at, last_token_at: times; None: not yet.
     """
 
     __slots__ = (
-        "_digests",
-        "_prefixes",
         "_tokens",
         "admitted_at",
         "arrival",
         "confidences",
+        "digests",
         "ended",
         "first_token_at",
-        "hit",
-        "hit_version",
         "index",
+        "is_outdated",
         "last_token_at",
+        "match",
         "max_known",
         "min_tokens",
         "num_accepted",
@@ -108,9 +108,7 @@ class Sequence:
         "text",
     )
 
-    def __init__(
-        self, seq_id: int, owner: OpenRequest, index: int, text: TextStream, prefixes: Prefixes
-    ) -> None:
+    def __init__(self, seq_id: int, owner: OpenRequest, index: int, text: TextStream) -> None:
         request = owner.request
         self.seq_id = seq_id
         self.owner = owner
@@ -125,9 +123,9 @@ class Sequence:
         self.num_prompt = self.num_known = len(request.prompt_token_ids)
         self._tokens = np.empty(self.num_prompt + _NEW_SLOTS, np.int32)
         self._tokens[: self.num_prompt] = request.prompt_token_ids
-        self._prefixes = prefixes
-        self._digests: dict[int, list[bytes]] = {}
-        self.hit, self.hit_version = prefixes.miss, -1
+        self.digests: dict[int, list[bytes]] = {}
+        self.match: tuple[int, Hit] | None = None
+        self.is_outdated = False
         self.row: int | None = None
         self.num_computed = self.num_reserved = self.num_published = self.num_trimmed = 0
         self.num_drafts = self.num_tried = self.num_accepted = 0
@@ -158,25 +156,9 @@ class Sequence:
         return self.max_known - self.num_prompt
 
     @property
-    def num_cached(self) -> int:
-        return 0 if self.row is not None else self._prefixes.num_ready(self)
-
-    @property
     def token_ids(self) -> Int32:
         """int32 [num_known], read-only. What it shows never changes."""
         return read_only(self._tokens[: self.num_known])
-
-    def prefix_digests(self, block_size: int, count: int) -> list[bytes]:
-        """Digests of the tokens up to the end of each block; at least the first `count`."""
-        digests = self._digests.setdefault(block_size, [])
-        block_bytes = block_size * self._tokens.itemsize
-        extend_digests(digests, self._tokens.data.cast("B"), block_bytes, count, self.salt)
-        return digests
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether what it has computed may not serve others: the cache was reset meanwhile."""
-        return self.num_published >= self.max_known
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -218,7 +200,7 @@ class Sequence:
         self.row = None
         self.num_computed = self.num_reserved = self.num_published = self.num_trimmed = 0
         self.num_drafts, self.confidences, self.parents = 0, (), ()
-        self.hit, self.hit_version = self._prefixes.miss, -1
+        self.match, self.is_outdated = None, False
 
     def _append(self, token_id: int) -> None:
         if self.num_known == len(self._tokens):

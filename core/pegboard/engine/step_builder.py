@@ -8,10 +8,10 @@ from operator import index
 
 import msgspec
 
-from pegboard.engine.coming_prefixes import ComingPrefixes
 from pegboard.engine.headroom import has_headroom
 from pegboard.engine.parts import EngineParts
-from pegboard.engine.prefixes import Prefixes
+from pegboard.engine.prefix.coming_prefixes import ComingPrefixes
+from pegboard.engine.prefix.prefixes import Prefixes
 from pegboard.engine.queue import Queue
 from pegboard.engine.sequence import Sequence
 from pegboard.interfaces.kv_allocator import Growth
@@ -93,7 +93,6 @@ class PlannedStep(StepBuilder):
         self._entries: dict[int, Entry] = {}
         self._changed: dict[int, Entry] = {}
         self._preempted: dict[int, Sequence] = {}
-        prefixes.forks.gone = self._preempted
         self._coming: ComingPrefixes | None = None
         self._num_tokens = self._num_tokens_left = num_tokens
         self._num_draft_nodes = 0
@@ -129,6 +128,12 @@ class PlannedStep(StepBuilder):
             return self._admit(known, num_tokens, reserve)
         return self._schedule(known, num_tokens, reserve, None)
 
+    def num_cached(self, seq: SequenceView) -> int:
+        known = self._queue.sequence(seq.seq_id)
+        if not self._is_open or known is None or known.row is not None:
+            return 0
+        return self._prefixes.num_ready(known, self._preempted)
+
     def waits_for_prefix(self, seq: SequenceView) -> bool:
         known = self._queue.sequence(seq.seq_id)
         if not self._is_open or known is None or known.row is not None:
@@ -136,7 +141,7 @@ class PlannedStep(StepBuilder):
         if known.seq_id in self._entries:
             return False
         if self._coming is None:
-            self._coming = ComingPrefixes(self._prefixes, self._computing())
+            self._coming = ComingPrefixes(self._prefixes, self._computing(), self._preempted)
         return self._coming.serve(known)
 
     def preempt(self, seq: SequenceView) -> bool:
@@ -217,10 +222,8 @@ class PlannedStep(StepBuilder):
     def _admit(self, seq: Sequence, num_tokens: int, reserve: int) -> bool:
         if self._num_rows_left < 1 or not self._has_headroom(seq):
             return False
-        forks, hit = self._prefixes.forks, self._prefixes.match(seq)
-        parent = forks.parent(seq) if hit.num_tokens < seq.num_prompt - 1 else None
-        hit = self._prefixes.begin(seq) if parent is None else forks.fork(parent, seq)
-        added = self._schedule(seq, num_tokens, reserve, hit, is_fork=parent is not None)
+        hit, is_fork = self._prefixes.begin(seq, self._preempted)
+        added = self._schedule(seq, num_tokens, reserve, hit, is_fork=is_fork)
         if added and not self._has_headroom(seq):
             self._withdraw(seq)
             added = False

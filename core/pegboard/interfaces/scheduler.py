@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-VERSION = 0
+VERSION = 1
 
 MAX_PREFIX_SKIPS = 32
 """Most waiting sequences that one plan passes over because they wait for a prefix; then it admits
@@ -57,13 +57,7 @@ class SequenceView(Protocol):
     def num_output(self) -> int: ...
     @property
     def num_computed(self) -> int:
-        """Tokens whose KV is in place; 0 while it waits, unless a cache will be hit."""
-        ...
-
-    @property
-    def num_cached(self) -> int:
-        """Tokens that it would begin with if it were admitted now: a cache's, or, of a request with
-        several sequences, the prompt that a running one has computed."""
+        """Tokens whose KV is in place; 0 while it waits."""
         ...
 
     @property
@@ -92,7 +86,8 @@ class QueueView(Protocol):
 
 
 class StepBuilder(Protocol):
-    """The step that is being planned. Once `plan` has returned, the answer to all is False."""
+    """The step that is being planned. Once `plan` has returned, the answer to all is
+    False, or 0."""
 
     @property
     def num_tokens_left(self) -> int:
@@ -114,6 +109,12 @@ class StepBuilder(Protocol):
             False, with nothing changed, when no token, no row or no KV is left, or the sequence is
             in the step already.
         """
+        ...
+
+    def num_cached(self, seq: SequenceView) -> int:
+        """Tokens that a waiting sequence would begin with if it were admitted now: a cache's, or, of a
+        request with several sequences, the prompt that a running one has computed. 0 for one that
+        runs. Each may cost a look into the prefix cache."""
         ...
 
     def waits_for_prefix(self, seq: SequenceView) -> bool:

@@ -55,6 +55,9 @@ class _CuttingStep(StepBuilder):
         cut = max(0, min(num_tokens, seq.num_pending) - self._chunk)
         return self._step.add(seq, num_tokens - cut, reserve + cut)
 
+    def num_cached(self, seq: SequenceView) -> int:
+        return self._step.num_cached(seq)
+
     def waits_for_prefix(self, seq: SequenceView) -> bool:
         return self._step.waits_for_prefix(seq)
 

@@ -60,7 +60,6 @@ class SimulatedSequence:
             self.num_prompt,
             self.num_output,
             self.num_computed,
-            0,
             self.num_pending,
             self.max_tokens,
         )
@@ -77,7 +76,6 @@ class View:
     num_prompt: int
     num_output: int
     num_computed: int
-    num_cached: int
     num_pending: int
     max_tokens: int
 
@@ -189,6 +187,9 @@ class Builder(StepBuilder):
             self._sim.running.append(mine)
         self.entries[mine.seq_id] = num_tokens
         return True
+
+    def num_cached(self, seq: SequenceView) -> int:
+        return 0
 
     def waits_for_prefix(self, seq: SequenceView) -> bool:
         return False

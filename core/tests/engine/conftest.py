@@ -20,8 +20,9 @@ from pegboard.builtin.fixed_policy import FixedPolicy
 from pegboard.builtin.no_cache import NoCache
 from pegboard.builtin.paged_allocator import PagedAllocator
 from pegboard.engine.core import EngineCore
-from pegboard.engine.guarded_cache import GuardedCache
 from pegboard.engine.parts import EngineParts
+from pegboard.engine.prefix.guarded_cache import GuardedCache
+from pegboard.engine.prefix.known_blocks import KnownBlocks
 from pegboard.interfaces.executor import Executor
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import AllocatorContext
@@ -315,7 +316,9 @@ def make_bench(
     )
     counts = (num_blocks,) * len(groups) if isinstance(num_blocks, int) else tuple(num_blocks)
     prefix_cache = cache(PrefixCacheContext(groups, counts, "model"))
-    guarded = GuardedCache(prefix_cache, counts)
+    guarded = GuardedCache(
+        prefix_cache, KnownBlocks(len(groups), is_heard=bool(values.get("observers")))
+    )
     worker = ShadowWorker(groups, counts, max_num_batched_tokens)
     scheduler = values.pop("scheduler", FCFS)
     parts: dict[str, Any] = {

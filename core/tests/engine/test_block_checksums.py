@@ -14,7 +14,8 @@ from pegboard import Engine, SamplingParams
 from pegboard.cli.check import report
 from pegboard.compose import prepare
 from pegboard.config import Config
-from pegboard.engine.block_checksums import BlockChecksums
+from pegboard.engine.prefix.checksums import BlockChecksums
+from pegboard.engine.prefix.known_blocks import KnownBlocks
 from pegboard.errors import CompositionRefused
 from pegboard.interfaces.executor import Executor
 from pegboard.interfaces.kv_allocator import Growth
@@ -175,12 +176,21 @@ class Ranks(Executor):
     def close(self) -> None: ...
 
 
+def filled(num_groups: int, *blocks: int) -> KnownBlocks:
+    """A table in which these blocks of each group hold something."""
+    known = KnownBlocks(num_groups)
+    for group in range(num_groups):
+        known.fill(group, blocks, [bytes([block]) for block in blocks])
+    return known
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_change_on_any_rank_counts(rank: int) -> None:
     executor, told = Ranks(3), list[str]()
-    checksums = BlockChecksums(executor, told.append)
+    known = filled(2, 1, 2, 3)
+    checksums = BlockChecksums(known, executor, told.append)
     for group in (0, 1):
-        checksums.note(group, (0, 1, 2, 3))
+        checksums.note(group, (1, 2, 3))
     assert checksums.confirm(((1, 2, 3), (0, 0, 3)))
     executor.blocks[rank][2] += 1
     assert checksums.confirm(((1,), (0, 0, 3))) and not told
@@ -188,13 +198,15 @@ def test_a_change_on_any_rank_counts(rank: int) -> None:
     assert len(told) == 1 and "block 2 of group 0" in told[0]
     assert checksums.distrusts(Hit(8, ((1, 2), (1, 3))))
     assert not checksums.distrusts(Hit(8, ((1, 3), (1, 2))))
-    checksums.drop(Growth((((0, 2),), ()), ((), ())))
+    assert known.hand_out(Growth((((0, 2),), ()), ((), ())))
+    checksums.note(0, known.fill(0, (2,), (b"new",)))
     assert not checksums.distrusts(Hit(8, ((1, 2), (1, 3))))
+    assert checksums.confirm(((1, 2), (1,)))
 
 
 def test_a_block_nobody_has_a_checksum_of_has_changed() -> None:
     told: list[str] = []
-    checksums: Any = BlockChecksums(Ranks(1), told.append)
+    checksums = BlockChecksums(filled(1, 4), Ranks(1), told.append)
     assert not checksums.confirm(((4,),)) and told
 
 

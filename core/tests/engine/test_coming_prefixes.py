@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.engine.coming_prefixes import MIN_TOKENS
+from pegboard.engine.prefix.coming_prefixes import MIN_TOKENS
 from pegboard.interfaces.scheduler import (
     MAX_PREFIX_SKIPS,
     QueueView,
@@ -182,8 +182,8 @@ def test_one_match_a_plan_is_enough(bench: Make, dict_cache: Any) -> None:
         def plan(self, queue: QueueView, step: StepBuilder) -> None:
             for seq in queue.running:
                 step.add(seq, seq.num_pending)
-            for seq in sorted(queue.waiting, key=lambda seq: -seq.num_cached):
-                if not step.waits_for_prefix(seq) and seq.num_cached >= 0:
+            for seq in sorted(queue.waiting, key=lambda seq: -step.num_cached(seq)):
+                if not step.waits_for_prefix(seq) and step.num_cached(seq) >= 0:
                     step.add(seq, seq.num_pending)
 
     engine = bench(cache=Counted, scheduler=Curious, max_num_seqs=2, max_num_batched_tokens=128)

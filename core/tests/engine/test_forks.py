@@ -126,9 +126,9 @@ def test_nothing_is_forked_from_one_that_was_preempted_in_this_plan(
 
         def plan(self, queue: QueueView, step: StepBuilder) -> None:
             if len(queue.running) == 2 and queue.running[1].num_output == 1:
-                assert queue.waiting[0].num_cached == 29
+                assert step.num_cached(queue.waiting[0]) == 29
                 assert step.preempt(queue.running[1])
-                assert queue.waiting[0].num_cached == 0
+                assert step.num_cached(queue.waiting[0]) == 0
                 assert not step.waits_for_prefix(queue.waiting[0])
                 assert step.add(queue.waiting[0], 30)
             super().plan(queue, step)

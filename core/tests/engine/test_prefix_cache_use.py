@@ -122,7 +122,7 @@ def _evict_within_a_plan(bench: Make, cache: type, expected: Expected, ask: bool
     class Asking(FCFS):
         def plan(self, queue: QueueView, step: StepBuilder) -> None:
             if ask:
-                assert all(seq.num_cached >= 0 for seq in queue.waiting)
+                assert all(step.num_cached(seq) >= 0 for seq in queue.waiting)
             super().plan(queue, step)
 
     listening = Listening()
@@ -188,3 +188,34 @@ def test_what_was_computed_while_the_cache_was_cut_off_may_be_named_later(
     engine.add("b", tokens, max_tokens=3)
     assert engine.run()["b", 0].last.num_cached_tokens == 56
     assert len(listening.errors) == 1
+
+
+def test_what_a_plan_gave_away_that_came_to_nothing_is_found_later(
+    bench: Make, dict_cache: Any, expected: Expected
+) -> None:
+    """The victim's blocks lose their names to a newcomer, and are the victim's again."""
+
+    class Stumbling(FCFS):
+        num_stumbles = 1
+
+        def plan(self, queue: QueueView, step: StepBuilder) -> None:
+            if self.num_stumbles and len(queue.running) == 2 and queue.waiting:
+                self.num_stumbles -= 1
+                assert step.preempt(queue.running[1])
+                assert step.add(queue.waiting[0], 40)
+                raise ValueError("oops")
+            super().plan(queue, step)
+
+    listening = Listening()
+    engine = bench(cache=dict_cache, scheduler=Stumbling, num_blocks=16, observers=(listening,))
+    engine.add("oldest", [7], max_tokens=3)
+    engine.add("victim", PROMPT, max_tokens=6)
+    engine.step()
+    engine.add("newcomer", [9] * 40, max_tokens=2)
+    engine.step()
+    engine.core.abort("newcomer")
+    engine.run()
+    assert _cached(engine, "again") == 28
+    assert engine.outputs["again", 0].token_ids == expected(PROMPT, 3)
+    (error,) = listening.errors
+    assert "scheduler 'Stumbling' is cut off" in error.message

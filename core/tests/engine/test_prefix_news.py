@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.engine.prefix_news import PrefixNews
+from pegboard.engine.prefix.known_blocks import KnownBlocks
 from pegboard.errors import EngineError
 from pegboard.interfaces.kv_allocator import Growth, KVLedger
 from pegboard.interfaces.observer import BlocksNamed, Event, LoadChanged, Observer
@@ -177,26 +177,32 @@ def test_a_closed_engine_is_not_reset(bench: Make, dict_cache: Any) -> None:
 
 
 def test_a_name_that_moves_to_another_block_is_no_news() -> None:
-    digests = {1: b"x" * 16}
-    news = PrefixNews(1, is_heard=True)
+    known = KnownBlocks(1, is_heard=True)
 
     def hand_out(block: int) -> None:
-        news.handed_out(Growth((((0, block),),), ((),)), lambda group, block: digests.get(block))
+        known.hand_out(Growth((((0, block),),), ((),)))
 
-    news.stored(0, 1, digests[1])
-    assert news.take() == BlocksNamed(1, stored=((0, b"x" * 16),))
+    def name(block: int) -> None:
+        known.fill(0, [block], [b"x" * 16])
+        known.cache(0, block)
+
+    name(1)
+    assert known.take_news() == BlocksNamed(1, stored=((0, b"x" * 16),))
     hand_out(1)
-    news.stored(0, 2, b"x" * 16)
-    assert news.take() is None
-    digests = {2: b"x" * 16}
+    name(2)
+    assert known.take_news() is None
     hand_out(1)
-    assert news.take() is None
+    assert known.take_news() is None
+    name(3)
     hand_out(2)
-    assert news.take() == BlocksNamed(2, evicted=((0, b"x" * 16),))
+    assert known.take_news() is None, "the other block has the name still"
+    hand_out(3)
+    assert known.take_news() == BlocksNamed(2, evicted=((0, b"x" * 16),))
 
 
 def test_nothing_is_collected_for_nobody() -> None:
-    news = PrefixNews(1, is_heard=False)
-    news.stored(0, 1, b"x" * 16)
-    news.cleared()
-    assert news.take() is None
+    known = KnownBlocks(1, is_heard=False)
+    known.fill(0, [1], [b"x" * 16])
+    known.cache(0, 1)
+    assert known.uncache_all() == [(0, 1)]
+    assert known.take_news() is None

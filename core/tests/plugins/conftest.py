@@ -37,7 +37,7 @@ name = "{name}"
 
 [[provides]]
 interface = "scheduler"
-version = 0
+version = 1
 name = "{provides}"
 summary = "A scheduler of the test"
 """

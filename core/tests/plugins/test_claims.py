@@ -235,11 +235,11 @@ BROKEN: dict[str, dict[str, Any]] = {
     "newline": {"name": "two\\nlines"},
     "end_of_line": {"name": "line\\n"},
     "end_of_summary": {
-        "more": '[[provides]]\ninterface = "scheduler"\nversion = 0\nname = "b"\nsummary = "a\\n"'
+        "more": '[[provides]]\ninterface = "scheduler"\nversion = 1\nname = "b"\nsummary = "a\\n"'
     },
     "end_of_function": {"more": 'estimate = ":bytes\\n"'},
     "again": {
-        "more": '[[provides]]\ninterface = "scheduler"\nversion = 0\nname = "one_by_one"\nsummary = ""'
+        "more": '[[provides]]\ninterface = "scheduler"\nversion = 1\nname = "one_by_one"\nsummary = ""'
     },
 }
 

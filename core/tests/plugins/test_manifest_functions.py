@@ -119,7 +119,7 @@ class Model(BaseModel):
 @pytest.mark.parametrize(
     ("interface", "version", "field", "values"),
     [
-        ("scheduler", 0, "options", {"scheduler": "mine"}),
+        ("scheduler", 1, "options", {"scheduler": "mine"}),
         ("logits_processor", 1, "params", {"logits_processors": ["mine"]}),
     ],
 )

@@ -57,7 +57,7 @@ name = "{name}"
 
 [[provides]]
 interface = "scheduler"
-version = 0
+version = 1
 name = "lenient"
 summary = "A scheduler of the test"
 options = ":Options"

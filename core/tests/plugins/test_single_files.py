@@ -21,7 +21,7 @@ SINGLE_FILE = """# /// pegboard
 # name = "mine"
 # [[provides]]
 # interface = "scheduler"
-# version = 0
+# version = 1
 # name = "mine"
 # summary = "One at a time"
 # ///

@@ -33,7 +33,7 @@ name = "{name}"
 
 [[provides]]
 interface = "scheduler"
-version = 0
+version = 1
 name = "{provides}"
 summary = "s"
 options = "pegboard_{name}.options:Options"
@@ -102,9 +102,9 @@ def test_a_broken_plugin_is_pointed_at_where_it_might_provide_the_name(
 
 
 def test_an_interface_version_that_is_not_accepted(install: Install, named: Named) -> None:
-    package = install("late", manifest=OPTIONS_MANIFEST.replace("version = 0", "version = 99"))
+    package = install("late", manifest=OPTIONS_MANIFEST.replace("version = 1", "version = 99"))
     error = refusal(errors.InterfaceVersionRefused, named("late"), package)
-    assert "written for version 99; allowed: 0" in str(error)
+    assert "written for version 99; allowed: 1" in str(error)
 
 
 def test_a_checkpoint_whose_reader_is_broken(
@@ -134,8 +134,11 @@ def test_an_entry_point_to_a_module_that_is_not_there(install: Install, named: N
         ('provides = []\n[plugin]\nname = "right"\n', "its name is 'right'"),
         (f"{OPTIONS_MANIFEST}require = {{}}\n", "unknown field `require`"),
         (OPTIONS_MANIFEST.replace("scheduler", "schedule"), "unknown interface 'schedule'"),
-        (OPTIONS_MANIFEST.replace("scheduler", "attention"), "lacks layout"),
-        (OPTIONS_MANIFEST.replace("version = 0", "version = 99"), "written for version 99"),
+        (
+            OPTIONS_MANIFEST.replace('scheduler"\nversion = 1', 'attention"\nversion = 0'),
+            "lacks layout",
+        ),
+        (OPTIONS_MANIFEST.replace("version = 1", "version = 99"), "written for version 99"),
     ],
 )
 def test_an_invalid_manifest_is_a_line_in_the_list_and_stops_nothing(

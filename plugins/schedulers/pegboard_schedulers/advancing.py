@@ -88,7 +88,7 @@ def add_newcomer(seq: SequenceView, step: StepBuilder, output_room: int) -> bool
     num_pending, num_left = seq.num_pending, step.num_tokens_left
     if num_pending > num_left:
         # It begins after what is cached: no room is needed for that once more.
-        num_pending -= seq.num_cached
+        num_pending -= step.num_cached(seq)
     num_tokens = min(num_pending, num_left)
     return step.add(seq, num_tokens, num_pending - num_tokens + output_room)
 

@@ -39,15 +39,15 @@ class PrefixAware(Scheduler):
         if preempted:
             return
         left = {seq.seq_id: seq for seq in queue.waiting[: self._window]}
-        for seq in admit(self._in_order(left), step, self._caution.output_room):
+        for seq in admit(self._in_order(left, step), step, self._caution.output_room):
             self._count(seq, left)
         if self._overtakes:
             waiting = {seq.seq_id for seq in queue.waiting}
             self._overtakes = {k: v for k, v in self._overtakes.items() if k in waiting}
 
-    def _in_order(self, left: dict[int, SequenceView]) -> Iterator[SequenceView]:
+    def _in_order(self, left: dict[int, SequenceView], step: StepBuilder) -> Iterator[SequenceView]:
         """Takes one sequence after the other out of `left`, which stands in order of arrival."""
-        by_prefix = iter(sorted(left.values(), key=lambda seq: -seq.num_cached))
+        by_prefix = iter(sorted(left.values(), key=lambda seq: -step.num_cached(seq)))
         while left:
             seq = self._overdue(left) or next(seq for seq in by_prefix if seq.seq_id in left)
             del left[seq.seq_id]

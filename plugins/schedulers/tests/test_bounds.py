@@ -130,6 +130,10 @@ class Line:
             self._new.append(seq)
         return True
 
+    def num_cached(self, seq: SequenceView) -> int:
+        assert isinstance(seq, Job)
+        return seq.num_cached
+
     def waits_for_prefix(self, seq: SequenceView) -> bool:
         assert isinstance(seq, Job)
         if not seq.prefix or seq.num_cached:

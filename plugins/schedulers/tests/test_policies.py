@@ -188,11 +188,6 @@ class Waiter:
     max_tokens: int = 8
     num_asked: int = 0
 
-    @property
-    def num_cached(self) -> int:
-        self.num_asked += 1
-        return self.cached
-
 
 class Desk(Builder):
     """Admits while it has rows; some wait for a prefix. `added` is what each asked for: tokens now, and
@@ -219,6 +214,11 @@ class Desk(Builder):
         self.order.append(seq.seq_id)
         self.added.append((num_tokens, reserve))
         return True
+
+    def num_cached(self, seq: SequenceView) -> int:
+        assert isinstance(seq, Waiter)
+        seq.num_asked += 1
+        return seq.cached
 
     def waits_for_prefix(self, seq: SequenceView) -> bool:
         self.num_asked += 1

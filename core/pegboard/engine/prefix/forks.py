@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import TYPE_CHECKING
 
-from pegboard.engine.block_contents import num_unseen_blocks
+from pegboard.engine.sequence import Sequence
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import KVAllocator, SharedBlocks
 from pegboard.interfaces.prefix_cache import Hit
-
-if TYPE_CHECKING:
-    from pegboard.engine.sequence import Sequence
 
 
 class Forks:
@@ -20,25 +16,27 @@ class Forks:
 
     Attributes:
         blocks: the allocator's side that shares blocks; None: it has none, and nothing is forked.
-        gone: ids of those that the step being planned has preempted, and whose blocks are gone.
     """
 
     def __init__(self, allocator: KVAllocator, groups: tuple[KVGroup, ...]) -> None:
         self.blocks = allocator if isinstance(allocator, SharedBlocks) else None
-        self.gone: Container[int] = ()
         self._groups = groups
         self._has_windows = any(group.window is not None for group in groups)
 
-    def parent(self, seq: Sequence) -> Sequence | None:
+    def parent(self, seq: Sequence, preempted: Container[int]) -> Sequence | None:
         """A running sibling of a waiting sequence that has all of the prompt but its last token, whose
-        logits each needs for itself."""
+        logits each needs for itself.
+
+        Args:
+            preempted: ids of those that the step being planned has preempted: their blocks are gone.
+        """
         if not self.may_fork(seq):
             return None
         for sibling in seq.owner.sequences:
             if (
                 sibling.row is not None
                 and sibling.num_computed >= seq.num_prompt - 1
-                and sibling.seq_id not in self.gone
+                and sibling.seq_id not in preempted
                 and not sibling.is_outdated
                 and self._has_window(sibling, seq.num_prompt - 1)
             ):
@@ -73,3 +71,10 @@ class Forks:
             all(table[num_unseen_blocks(group, num_tokens) : -(-num_tokens // group.block_size)])
             for table, group in zip(self.blocks.blocks(parent.seq_id), self._groups, strict=True)
         )
+
+
+def num_unseen_blocks(group: KVGroup, num_tokens: int) -> int:
+    """Blocks at the beginning that no token after the first `num_tokens` attends to."""
+    if group.window is None:
+        return 0
+    return max(0, num_tokens - group.window + 1) // group.block_size

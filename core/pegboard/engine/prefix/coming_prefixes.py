@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
-from pegboard.engine.prefixes import Prefixes
+from pegboard.engine.prefix.prefixes import Prefixes
 from pegboard.engine.sequence import Sequence
 
 MIN_TOKENS = 32
@@ -16,10 +16,20 @@ class ComingPrefixes:
 
     Nobody waits for ever: what is hoped for is computed by a sequence that runs, and is known, or
     lost, once that one is past it.
+
+    Args:
+        computing: those sequences, and where each starts.
+        preempted: see `Forks.parent`.
     """
 
-    def __init__(self, prefixes: Prefixes, computing: Iterable[tuple[Sequence, int]]) -> None:
+    def __init__(
+        self,
+        prefixes: Prefixes,
+        computing: Iterable[tuple[Sequence, int]],
+        preempted: Container[int],
+    ) -> None:
         self._prefixes = prefixes
+        self._preempted = preempted
         self._computing = {seq.seq_id: (seq, start) for seq, start in computing}
 
     def add(self, seq: Sequence, start: int) -> None:
@@ -34,7 +44,7 @@ class ComingPrefixes:
         """Whether the next tokens that a waiting sequence lacks are among them."""
         if not self._computing:
             return False
-        num_ready = self._prefixes.num_ready(seq)
+        num_ready = self._prefixes.num_ready(seq, self._preempted)
         if num_ready < seq.num_prompt - 1 and self._prefixes.forks.may_fork(seq):
             siblings = (it for it, _ in self._computing.values() if it.owner is seq.owner)
             if any(not sibling.is_outdated for sibling in siblings):

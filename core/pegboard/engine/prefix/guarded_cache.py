@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from operator import index
 
 from pegboard.engine.breaker import Breaker, PluginErred
+from pegboard.engine.prefix.known_blocks import KnownBlocks
 from pegboard.errors import INTERRUPTS
-from pegboard.interfaces.kv_allocator import SharedBlocks
 from pegboard.interfaces.prefix_cache import Hit, Prefix, PrefixCache
 
 Blocks = Sequence[Sequence[int]]
@@ -18,24 +19,23 @@ Blocks = Sequence[Sequence[int]]
 class GuardedCache(PrefixCache):
     """Asks a cache and checks its answers; while that is cut off, nothing is known.
 
-    It keeps the blocks that the cache references, so that each of them comes back whatever the cache
-    says: by `evict`, or all at once by `settle`.
+    The table says which blocks the cache references, so that each of them comes back whatever the
+    cache says: by `evict`, or all at once by `clear`.
 
     Attributes:
         breaker: the cache's.
+        known: the table of known blocks.
     """
 
-    def __init__(self, cache: PrefixCache, num_blocks: Sequence[int], name: str = "") -> None:
+    def __init__(self, cache: PrefixCache, known: KnownBlocks, name: str = "") -> None:
         """
         Args:
-            num_blocks: of each group.
             name: the cache's, for messages; "": its class's.
         """
         self.breaker = Breaker("prefix_cache", name or type(cache).__name__)
+        self.known = known
         self._cache = cache
-        # A byte a block, 1 where the cache references it: found quickly, and small beside the KV.
-        self._held = tuple(bytearray(count) for count in num_blocks)
-        self._miss = Hit(num_tokens=0, blocks=tuple(() for _ in num_blocks))
+        self._miss = Hit(num_tokens=0, blocks=((),) * known.num_groups)
 
     def match(self, prefix: Prefix, limit: int) -> Hit:
         breaker = self.breaker
@@ -60,7 +60,7 @@ class GuardedCache(PrefixCache):
         except PluginErred:
             return ()
         for group, block in new:
-            self._held[group][block] = 1
+            self.known.cache(group, block)
         breaker.confirm()
         return new
 
@@ -73,30 +73,19 @@ class GuardedCache(PrefixCache):
             evicted = self._checked_victims(answer, group, num_blocks, evictable)
         except PluginErred:
             evicted = self._victims(group, num_blocks, evictable)
-        held = self._held[group]
         for block in evicted:
-            held[block] = 0
+            self.known.uncache(group, block)
         return evicted
 
     def clear(self) -> Sequence[tuple[int, int]]:
         if not self.breaker.is_open:
             with suppress(PluginErred):
                 self.breaker.call(self._cache.clear)
-        held = [(group, block) for group in range(len(self._held)) for block in self._blocks(group)]
-        for flags in self._held:
-            flags[:] = bytes(len(flags))
-        return held
+        return self.known.uncache_all()
 
-    def settle(self, blocks: SharedBlocks) -> bool:
-        """Gives back what a cache that is cut off holds, and puts it on trial when it is time. Not
-        called inside a transaction. Whether names were forgotten."""
-        if not self.breaker.is_open:
-            return False
-        held = self.clear()
-        for group, block in held:
-            blocks.forget(group, block)
+    def retry(self) -> None:
+        """Puts a cache that is cut off on trial when it is time; it begins anew, without a name."""
         self.breaker.retry(self._cache.clear)
-        return bool(held)
 
     def _checked_hit(self, hit: Hit, limit: int) -> Hit:
         """The hit, of plain integers that nobody else holds. Whether its blocks hold the tokens is for
@@ -111,7 +100,7 @@ class GuardedCache(PrefixCache):
             raise
         except BaseException as error:
             raise self.breaker.wrong_answer("match", hit, "a Hit") from error
-        if not 0 < num_tokens <= limit or len(blocks) != len(self._held):
+        if not 0 < num_tokens <= limit or len(blocks) != self.known.num_groups:
             raise self.breaker.wrong_answer("match", hit, f"a Hit of at most {limit} tokens")
         return Hit(num_tokens, blocks)
 
@@ -136,7 +125,7 @@ class GuardedCache(PrefixCache):
                 raise self.breaker.mistake(
                     f"publish references block {block} of group {group}, not one published"
                 )
-            if self._held[group][block] or (group, block) in seen:
+            if self.known.is_cached(group, block) or (group, block) in seen:
                 raise self.breaker.mistake(
                     f"publish references block {block} of group {group} twice"
                 )
@@ -160,9 +149,8 @@ class GuardedCache(PrefixCache):
             raise self.breaker.wrong_answer(
                 "evict", evicted, f"{num_blocks} blocks at most, each once"
             )
-        held = self._held[group]
         for block in evicted:
-            if not (0 < block < len(held) and held[block] and evictable(block)):
+            if not (self.known.is_cached(group, block) and evictable(block)):
                 raise self.breaker.mistake(
                     f"evict gives up block {block} of group {group}, which is not the cache's alone"
                 )
@@ -172,18 +160,4 @@ class GuardedCache(PrefixCache):
 
     def _victims(self, group: int, num_blocks: int, evictable: Callable[[int], bool]) -> list[int]:
         """Blocks that only the cache references, whatever it would give up."""
-        victims: list[int] = []
-        for block in self._blocks(group):
-            if len(victims) == num_blocks:
-                break
-            if evictable(block):
-                victims.append(block)
-        return victims
-
-    def _blocks(self, group: int) -> Iterator[int]:
-        """Those that the cache references."""
-        held = self._held[group]
-        block = held.find(1)
-        while block != -1:
-            yield block
-            block = held.find(1, block + 1)
+        return list(islice(filter(evictable, self.known.cached(group)), num_blocks))
