@@ -17,6 +17,7 @@ from pegboard.errors import RequestError, TokenizerError
 from pegboard.progress import progress_bar
 from pegboard.request import (
     FinishReason,
+    JoinedDeltas,
     Request,
     SamplingParams,
     SequenceDelta,
@@ -299,7 +300,7 @@ class LLM:
         prefix_cache: PrefixCacheMode,
     ) -> list[Result]:
         requests: list[Request] = []
-        gathered: dict[tuple[str, int], _Gathered] = {}
+        gathered: dict[tuple[str, int], JoinedDeltas] = {}
         total = sum(one.n for one in params)
         try:
             for prompt_ids, one in zip(ids, params, strict=True):
@@ -311,7 +312,9 @@ class LLM:
             with _bar("Generating", total, self._show_progress) as advance:
                 while self.engine.has_work():
                     for delta in self.engine.step():
-                        gathered.setdefault((delta.request_id, delta.index), _Gathered()).add(delta)
+                        gathered.setdefault((delta.request_id, delta.index), JoinedDeltas()).add(
+                            delta
+                        )
                         advance(delta.finish_reason is not None)
         except BaseException:
             for request in requests:
@@ -325,48 +328,29 @@ class LLM:
         ]
 
 
-class _Gathered:
-    """A sequence's deltas, joined."""
-
-    def __init__(self) -> None:
-        self.text: list[str] = []
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprob] | None = None
-        self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-        self.last: SequenceDelta | None = None
-
-    def add(self, delta: SequenceDelta) -> None:
-        self.text.append(delta.text)
-        self.token_ids += delta.token_ids
-        if delta.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
-        if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = delta.prompt_logprobs
-        self.last = delta
-
-    def output(self) -> Output:
-        assert self.last is not None and self.last.finish_reason is not None
-        return Output(
-            text="".join(self.text),
-            token_ids=tuple(self.token_ids),
-            finish_reason=self.last.finish_reason,
-            stop_reason=self.last.stop_reason,
-            logprobs=None if self.logprobs is None else tuple(self.logprobs),
-            error=self.last.error,
-        )
-
-
 def _result(
     request: Request,
     prompt: str | Sequence[int],
-    gathered: Mapping[tuple[str, int], _Gathered],
+    gathered: Mapping[tuple[str, int], JoinedDeltas],
 ) -> Result:
-    sequences = [gathered[request.request_id, index] for index in range(request.params.n)]
+    sequences = [gathered[request.request_id, index].delta() for index in range(request.params.n)]
     return Result(
         prompt=prompt if isinstance(prompt, str) else None,
         prompt_token_ids=request.prompt_token_ids,
-        outputs=tuple(sequence.output() for sequence in sequences),
+        outputs=tuple(map(_output, sequences)),
         prompt_logprobs=next(filter(None, (one.prompt_logprobs for one in sequences)), None),
+    )
+
+
+def _output(sequence: SequenceDelta) -> Output:
+    assert sequence.finish_reason is not None
+    return Output(
+        text=sequence.text,
+        token_ids=sequence.token_ids,
+        finish_reason=sequence.finish_reason,
+        stop_reason=sequence.stop_reason,
+        logprobs=sequence.logprobs,
+        error=sequence.error,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -282,3 +283,50 @@ class SequenceDelta(msgspec.Struct, frozen=True, array_like=True):
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+
+
+class JoinedDeltas:
+    """A sequence's deltas, joined as they come.
+
+    Attributes:
+        token_ids: int32, of all deltas.
+        logprobs: of all deltas; None: not asked for.
+        prompt_logprobs: see `SequenceDelta`.
+        last: the latest delta, which tells counts and reasons; None: there was none.
+    """
+
+    __slots__ = ("_texts", "last", "logprobs", "prompt_logprobs", "token_ids")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self.token_ids = array("i")
+        self.logprobs: list[TokenLogprob] | None = None
+        self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        self.last: SequenceDelta | None = None
+
+    def add(self, delta: SequenceDelta) -> None:
+        self._texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        if delta.logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs += delta.logprobs
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        self.last = delta
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def delta(self) -> SequenceDelta:
+        """All of them as one. At least one was added."""
+        assert self.last is not None
+        if len(self._texts) == 1:
+            return self.last
+        return msgspec.structs.replace(
+            self.last,
+            token_ids=tuple(self.token_ids),
+            text=self.text,
+            logprobs=None if self.logprobs is None else tuple(self.logprobs),
+            prompt_logprobs=self.prompt_logprobs,
+        )

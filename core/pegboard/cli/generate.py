@@ -15,7 +15,7 @@ from pegboard.config import Config
 from pegboard.config_values import shown
 from pegboard.errors import ConfigError, TokenizerError
 from pegboard.progress import progress_bar
-from pegboard.request import SamplingParams, SequenceDelta
+from pegboard.request import JoinedDeltas, SamplingParams, SequenceDelta
 
 if TYPE_CHECKING:
     from pegboard.llm import Engine
@@ -26,17 +26,10 @@ class Completion(msgspec.Struct, kw_only=True):
 
     prompt: str
     index: int
-    text: str = ""
-    token_ids: list[int] = []
-    finish_reason: str | None = None
-    error: str | None = None
-
-    def extend(self, delta: SequenceDelta) -> None:
-        """Takes what a step added."""
-        self.text += delta.text
-        self.token_ids += delta.token_ids
-        self.finish_reason = delta.finish_reason
-        self.error = delta.error
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    error: str | None
 
 
 def generate(  # noqa: PLR0913  # a command has an argument for each thing one may type
@@ -96,20 +89,30 @@ def _complete(
     from pegboard.llm import Engine
 
     encoded = _token_ids(config, prompts, chat=chat)
-    completions: dict[tuple[str, int], Completion] = {}
+    prompt_of: dict[str, str] = {}
+    gathered: dict[tuple[str, int], JoinedDeltas] = {}
     with Engine(config, show_progress=True) as engine:
         for prompt, token_ids in zip(prompts, encoded, strict=True):
             request = engine.submit(token_ids, params)
-            for index in range(params.n):
-                completion = Completion(prompt=prompt, index=index)
-                completions[request.request_id, index] = completion
-        for delta in _with_progress(engine, len(completions), params.max_tokens or 0, streamed):
-            completions[delta.request_id, delta.index].extend(delta)
+            prompt_of[request.request_id] = prompt
+            gathered |= {(request.request_id, index): JoinedDeltas() for index in range(params.n)}
+        for delta in _with_progress(engine, len(gathered), params.max_tokens or 0, streamed):
+            gathered[delta.request_id, delta.index].add(delta)
             if streamed:
                 typer.echo(delta.text, nl=False)
     if streamed:
         typer.echo()
-    return list(completions.values())
+    return [
+        Completion(
+            prompt=prompt_of[whole.request_id],
+            index=whole.index,
+            text=whole.text,
+            token_ids=whole.token_ids,
+            finish_reason=whole.finish_reason,
+            error=whole.error,
+        )
+        for whole in (deltas.delta() for deltas in gathered.values())
+    ]
 
 
 def _token_ids(config: Config, prompts: Sequence[str], *, chat: bool) -> list[list[int]]:

@@ -19,8 +19,9 @@ from pegboard.config import ServerConfig
 from pegboard.engine.breaker import CutOff
 from pegboard.errors import RequestError
 from pegboard.request import Request as EngineRequest
+from pegboard.request import SequenceDelta
 from pegboard.server.access import RequireKey, admin_only
-from pegboard.server.call import Answer, Call, gather
+from pegboard.server.call import Call, gather
 from pegboard.server.caller import caller
 from pegboard.server.chat import chat_call, chat_chunks, chat_reply
 from pegboard.server.completions import completion_call, completion_chunks, completion_reply
@@ -42,7 +43,7 @@ from pegboard.server.waiting import num_sequences, num_tokens
 
 State = Literal["loading", "ready", "draining", "silent", "dead"]
 
-Reply = Callable[[Call, Sequence[Answer], Usage, TokenTexts], msgspec.Struct]
+Reply = Callable[[Call, Sequence[SequenceDelta], Usage, TokenTexts], msgspec.Struct]
 Chunks = Callable[[Call, Submission, TokenTexts], AsyncIterator[Chunk]]
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])

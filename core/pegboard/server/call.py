@@ -11,10 +11,10 @@ import msgspec
 
 from pegboard.config import LimitsConfig
 from pegboard.errors import RequestError
-from pegboard.request import FinishReason, Request, SamplingParams, SequenceDelta, TokenLogprob
+from pegboard.request import JoinedDeltas, Request, SamplingParams, SequenceDelta
 from pegboard.server.caller import Caller
 from pegboard.server.protocol import GenerationBody
-from pegboard.server.replies import PromptTokensDetails, StopReason, Usage
+from pegboard.server.replies import PromptTokensDetails, Usage
 from pegboard.server.served_model import ServedModel
 from pegboard.server.submission import Submission
 
@@ -219,44 +219,13 @@ class Tally:
         )
 
 
-@dataclass
-class Answer:
-    """One sequence's deltas, joined.
-
-    Attributes:
-        keeps_ids: whether its token ids are shown.
-    """
-
-    keeps_ids: bool
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
-    finish_reason: FinishReason = "stop"
-    stop_reason: StopReason = None
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
-
-    def add(self, delta: SequenceDelta) -> None:
-        self.texts.append(delta.text)
-        if self.keeps_ids:
-            self.token_ids.extend(delta.token_ids)
-        self.logprobs.extend(delta.logprobs or ())
-        if delta.finish_reason is not None:
-            self.finish_reason = delta.finish_reason
-            self.stop_reason = delta.stop_reason
-
-
-async def gather(call: Call, submission: Submission) -> tuple[list[Answer], Usage]:
-    """Waits for all of a call's sequences; the answers are in order of the choices.
+async def gather(call: Call, submission: Submission) -> tuple[list[SequenceDelta], Usage]:
+    """Waits for all of a call's sequences; each is one delta, in order of the choices.
 
     Raises:
         PegboardError: one of them failed, or the answer became larger than the operator allows.
     """
-    num_choices = len(call.requests) * call.params.n
-    answers = [Answer(call.return_token_ids) for _ in range(num_choices)]
+    answers = [JoinedDeltas() for _ in range(len(call.requests) * call.params.n)]
     tally, num_logprobs = Tally(call), 0
     async for delta in call.deltas(submission):
         answers[call.choice_index(delta)].add(delta)
@@ -267,7 +236,7 @@ async def gather(call: Call, submission: Submission) -> tuple[list[Answer], Usag
         num_logprobs += len(delta.logprobs or ()) * (1 + (call.params.logprobs or 0))
         if num_logprobs > call.model.limits.logprobs:
             raise _too_many_logprobs(num_logprobs, call.model.limits)
-    return answers, tally.usage()
+    return [answer.delta() for answer in answers], tally.usage()
 
 
 def _without_output(delta: SequenceDelta) -> SequenceDelta:

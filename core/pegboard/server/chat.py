@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from msgspec import UNSET, UnsetType
 
 from pegboard.request import SequenceDelta, TokenLogprob
-from pegboard.server.call import Answer, Call, Tally, check_limits, make_call
+from pegboard.server.call import Call, Tally, check_limits, make_call
 from pegboard.server.caller import Caller
 from pegboard.server.logprobs import chat_logprobs, prompt_logprobs
 from pegboard.server.protocol import ChatBody
@@ -42,17 +42,17 @@ async def chat_call(body: ChatBody, model: ServedModel, asker: Caller) -> Call:
 
 
 def chat_reply(
-    call: Call, answers: Sequence[Answer], usage: Usage, texts: TokenTexts
+    call: Call, answers: Sequence[SequenceDelta], usage: Usage, texts: TokenTexts
 ) -> ChatCompletion:
     """The whole answer, when all sequences have ended."""
     choices = [
         ChatChoice(
             index=index,
             message=ChatReplyMessage(content=answer.text),
-            logprobs=_logprobs(call, tuple(answer.logprobs), texts),
+            logprobs=_logprobs(call, answer.logprobs or (), texts),
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
-            token_ids=tuple(answer.token_ids) if call.return_token_ids else UNSET,
+            token_ids=answer.token_ids if call.return_token_ids else UNSET,
         )
         for index, answer in enumerate(answers)
     ]
@@ -112,10 +112,12 @@ def _logprobs(
     return chat_logprobs(entries, texts)
 
 
-def _prompt_logprobs(call: Call, answer: Answer, texts: TokenTexts) -> PromptLogprobs | UnsetType:
+def _prompt_logprobs(
+    call: Call, answer: SequenceDelta, texts: TokenTexts
+) -> PromptLogprobs | UnsetType:
     if call.num_prompt_logprobs is None:
         return UNSET
-    return prompt_logprobs(answer.prompt_logprobs, call.num_prompt_logprobs, texts)
+    return prompt_logprobs(answer.prompt_logprobs or (), call.num_prompt_logprobs, texts)
 
 
 def _chunk(call: Call, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:

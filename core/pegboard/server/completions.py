@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from msgspec import UNSET, UnsetType
 
 from pegboard.request import SequenceDelta, TokenLogprob
-from pegboard.server.call import Answer, Call, Tally, check_limits, make_call
+from pegboard.server.call import Call, Tally, check_limits, make_call
 from pegboard.server.caller import Caller
 from pegboard.server.logprobs import ChoiceLogprobs, joined, prompt_logprobs
 from pegboard.server.protocol import CompletionBody
@@ -54,7 +54,7 @@ async def _texts(body: CompletionBody, model: ServedModel) -> tuple[str, ...]:
 
 
 def completion_reply(
-    call: Call, answers: Sequence[Answer], usage: Usage, texts: TokenTexts
+    call: Call, answers: Sequence[SequenceDelta], usage: Usage, texts: TokenTexts
 ) -> Completion:
     """The whole answer, when all sequences have ended."""
     return _completion(call, [_choice(call, i, a, texts) for i, a in enumerate(answers)], usage)
@@ -129,36 +129,38 @@ class _ChoiceStream:
         return joined(parts)
 
 
-def _choice(call: Call, index: int, answer: Answer, texts: TokenTexts) -> CompletionChoice:
+def _choice(call: Call, index: int, answer: SequenceDelta, texts: TokenTexts) -> CompletionChoice:
     return CompletionChoice(
         index=index,
         text=call.echoed(index) + answer.text,
         logprobs=_columns(call, index, answer, texts),
         finish_reason=answer.finish_reason,
         stop_reason=answer.stop_reason,
-        token_ids=tuple(answer.token_ids) if call.return_token_ids else UNSET,
+        token_ids=answer.token_ids if call.return_token_ids else UNSET,
         prompt_token_ids=call.prompt(index) if call.return_token_ids else UNSET,
         prompt_logprobs=_prompt_logprobs(call, answer, texts),
     )
 
 
 def _columns(
-    call: Call, index: int, answer: Answer, texts: TokenTexts
+    call: Call, index: int, answer: SequenceDelta, texts: TokenTexts
 ) -> CompletionLogprobs | None:
     if call.params.logprobs is None:
         return None
     logprobs, parts = ChoiceLogprobs(texts, call.params.logprobs), []
     if call.echo is not None:
         prompt = call.prompt(index)
-        parts.append(logprobs.prompt(call.echoed(index), prompt, answer.prompt_logprobs))
-    parts.append(logprobs.answer(answer.logprobs))
+        parts.append(logprobs.prompt(call.echoed(index), prompt, answer.prompt_logprobs or ()))
+    parts.append(logprobs.answer(answer.logprobs or ()))
     return joined(parts)
 
 
-def _prompt_logprobs(call: Call, answer: Answer, texts: TokenTexts) -> PromptLogprobs | UnsetType:
+def _prompt_logprobs(
+    call: Call, answer: SequenceDelta, texts: TokenTexts
+) -> PromptLogprobs | UnsetType:
     if call.num_prompt_logprobs is None:
         return UNSET
-    return prompt_logprobs(answer.prompt_logprobs, call.num_prompt_logprobs, texts)
+    return prompt_logprobs(answer.prompt_logprobs or (), call.num_prompt_logprobs, texts)
 
 
 def _completion(

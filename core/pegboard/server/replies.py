@@ -102,7 +102,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     message: ChatReplyMessage
     logprobs: ChatLogprobs | None
-    finish_reason: str
+    finish_reason: str | None
     stop_reason: StopReason
     token_ids: tuple[int, ...] | UnsetType = UNSET
 

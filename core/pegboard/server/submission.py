@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pegboard.errors import EngineError, PegboardError
-from pegboard.request import Request, SequenceDelta, TokenLogprob
+from pegboard.request import JoinedDeltas, Request, SequenceDelta, TokenLogprob
 
 MAX_WAITING = 2**20
 """Bytes, about, that may wait for a slow reader before its requests are given up."""
@@ -70,7 +70,7 @@ class Submission:
         self.progress = Progress()
         self._num_open = {request.request_id: request.params.n for request in requests}
         self._on_close = on_close
-        self._waiting: dict[tuple[str, int], SequenceDelta] = {}
+        self._waiting: dict[tuple[str, int], JoinedDeltas] = {}
         self._num_waiting = 0  # bytes, about
         self._failure: PegboardError | None = None
         self._closed = False
@@ -89,8 +89,9 @@ class Submission:
             if not self._num_open[delta.request_id]:
                 del self._num_open[delta.request_id]
         sequence = (delta.request_id, delta.index)
-        earlier = self._waiting.get(sequence)
-        self._waiting[sequence] = delta if earlier is None else _joined(earlier, delta)
+        if sequence not in self._waiting:
+            self._waiting[sequence] = JoinedDeltas()
+        self._waiting[sequence].add(delta)
         self._num_waiting += _size(delta)
         self._wake.set()
         if self._num_waiting > MAX_WAITING:
@@ -128,7 +129,7 @@ class Submission:
         if not self._waiting and self._failure is None and not self._num_open:
             raise StopAsyncIteration
         await self.first()
-        delta = self._waiting.pop(next(iter(self._waiting)))
+        delta = self._waiting.pop(next(iter(self._waiting))).delta()
         self._num_waiting -= _size(delta)
         return delta
 
@@ -137,26 +138,6 @@ class Submission:
         self._failure = error
         self._wake.set()
         self.close()
-
-
-def _joined(first: SequenceDelta, second: SequenceDelta) -> SequenceDelta:
-    """Two deltas of a sequence as one."""
-    logprobs = None
-    if first.logprobs is not None or second.logprobs is not None:
-        logprobs = (first.logprobs or ()) + (second.logprobs or ())
-    return SequenceDelta(
-        request_id=second.request_id,
-        index=second.index,
-        token_ids=first.token_ids + second.token_ids,
-        text=first.text + second.text,
-        logprobs=logprobs,
-        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
-        finish_reason=second.finish_reason,
-        stop_reason=second.stop_reason,
-        num_prompt_tokens=second.num_prompt_tokens,
-        num_cached_tokens=second.num_cached_tokens,
-        num_output_tokens=second.num_output_tokens,
-    )
 
 
 def _size(delta: SequenceDelta) -> int:

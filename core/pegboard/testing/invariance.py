@@ -17,7 +17,7 @@ from pegboard import Engine
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.interfaces.scheduler import Scheduler
-from pegboard.request import SamplingParams
+from pegboard.request import FinishReason, JoinedDeltas, SamplingParams, SequenceDelta
 from pegboard.testing.dict_cache import DictCache
 from pegboard.testing.guessing_drafter import GuessingDrafter
 from pegboard.testing.odd_schedulers import Chunked, Disorder, InOrder, Interrupted
@@ -138,7 +138,7 @@ class Trace:
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    finish_reason: str
+    finish_reason: FinishReason | None
 
 
 Traces = dict[tuple[int, int], Trace]
@@ -177,7 +177,7 @@ def run_case(
         objects["scheduler"] = scheduler
     with Engine(case.config(config), **objects) as engine:
         numbers: dict[str, int] = {}
-        gathered: dict[tuple[int, int], list[Any]] = {}
+        gathered: dict[tuple[int, int], JoinedDeltas] = {}
         to_come = list(zip(prompts, params, fields or [{}] * len(prompts), strict=True))
         while to_come or engine.has_work():
             count = case.arrivals or len(to_come)
@@ -185,10 +185,11 @@ def run_case(
                 numbers[engine.submit(prompt, one, **more).request_id] = len(numbers)
             del to_come[:count]
             for delta in engine.step():
-                gathered.setdefault((numbers[delta.request_id], delta.index), []).append(delta)
+                sequence = numbers[delta.request_id], delta.index
+                gathered.setdefault(sequence, JoinedDeltas()).add(delta)
         cut_off = [one for one in engine.core.cut_off if one.part not in may_be_cut_off]
         assert not cut_off, cut_off
-    return {key: _trace(deltas) for key, deltas in gathered.items()}
+    return {key: _trace(deltas.delta()) for key, deltas in gathered.items()}
 
 
 def _scheduler(case: Case, given: Scheduler | None) -> Scheduler | None:
@@ -223,11 +224,9 @@ def _objects(
     return objects
 
 
-def _trace(deltas: Sequence[Any]) -> Trace:
-    tokens = tuple(itertools.chain.from_iterable(delta.token_ids for delta in deltas))
-    entries = [entry for delta in deltas for entry in delta.logprobs or ()]
-    logprobs = tuple(x for entry in entries for x in (entry.logprob, *entry.top_logprobs))
-    return Trace(tokens, logprobs, deltas[-1].finish_reason)
+def _trace(whole: SequenceDelta) -> Trace:
+    logprobs = tuple(x for one in whole.logprobs or () for x in (one.logprob, *one.top_logprobs))
+    return Trace(whole.token_ids, logprobs, whole.finish_reason)
 
 
 def differences(expected: Traces, got: Traces, tolerance: float = 0.0) -> list[str]:
