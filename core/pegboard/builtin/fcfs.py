@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from pegboard.interfaces.scheduler import (
     MAX_PREFIX_SKIPS,
+    Caution,
     QueueView,
     Scheduler,
     SchedulerContext,
     SequenceView,
     StepBuilder,
 )
-
-RESERVED_OUTPUT = 1024
-"""Most output tokens for which room is asked at admission, after a preemption."""
-
-CAUTION_DECAY = 0.98
-"""What is left of the caution after each step without a preemption."""
 
 
 class FCFS(Scheduler):
@@ -29,14 +24,13 @@ class FCFS(Scheduler):
     """
 
     def __init__(self, context: SchedulerContext) -> None:
-        self._caution = 0.0
+        self._caution = Caution()
 
     def plan(self, queue: QueueView, step: StepBuilder) -> None:
-        if self._advance(queue, step):
-            self._caution = 1.0
-        else:
+        preempted = self._advance(queue, step)
+        if not preempted:
             self._admit(queue, step)
-            self._caution *= CAUTION_DECAY
+        self._caution.note(preempted)
 
     def _advance(self, queue: QueueView, step: StepBuilder) -> bool:
         """Lets running sequences go on; True when one had to be preempted for that."""
@@ -61,8 +55,7 @@ class FCFS(Scheduler):
             num_tokens = min(num_pending, step.num_tokens_left)
             reserve = num_pending - num_tokens
             if not alone:
-                num_left = min(seq.max_tokens - seq.num_output, RESERVED_OUTPUT)
-                reserve += int(num_left * self._caution)
+                reserve += self._caution.output_room(seq)
             if not step.add(seq, num_tokens, reserve):
                 return
             alone = False

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from pegboard.builtin.unquantized_plan import ITEM_BYTES, parameters
+from pegboard.builtin.unquantized_plan import parameters
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.interfaces.dtypes import FLOAT_BYTES
 from pegboard.interfaces.quantizer import (
     LinearWeight,
     Quantizer,
@@ -60,12 +61,12 @@ def _check(name: str, shape: tuple[int, int], facts: CheckpointFacts) -> None:
     fact = facts.tensors.get(name)
     if fact is None:
         raise CheckpointError(f"tensor {name}", f"missing in {facts.path}")
-    if fact.format != "plain" or fact.dtype not in ITEM_BYTES:
+    if fact.format != "plain" or fact.dtype not in FLOAT_BYTES:
         stored_as = fact.dtype if fact.format == "plain" else fact.format
         raise CheckpointError(
             f"tensor {name}",
             f"stored as {stored_as}",
-            allowed=", ".join(ITEM_BYTES),
+            allowed=", ".join(FLOAT_BYTES),
             fix="choose a quantizer that reads it",
         )
     if fact.shape != shape:

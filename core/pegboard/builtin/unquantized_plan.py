@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.interfaces.dtypes import FLOAT_BYTES
 from pegboard.interfaces.quantizer import StoredParameter, WeightSpec
-
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-"""Bytes an element, of the dtypes in which a plain weight may come."""
 
 
 def parameters(layer: WeightSpec, facts: CheckpointFacts) -> tuple[StoredParameter, ...]:
@@ -18,4 +16,4 @@ def parameters(layer: WeightSpec, facts: CheckpointFacts) -> tuple[StoredParamet
 
 def resident_bytes(layer: WeightSpec, facts: CheckpointFacts, dtype: str, options: None) -> int:
     """Bytes in memory: one element of the activation dtype for each weight."""
-    return math.prod(layer.shape) * ITEM_BYTES[dtype]
+    return math.prod(layer.shape) * FLOAT_BYTES[dtype]

@@ -144,3 +144,24 @@ class Scheduler(ABC):
     @abstractmethod
     def plan(self, queue: QueueView, step: StepBuilder) -> None:
         """Plans one step by calls of `step`. If it raises, nothing that it did remains."""
+
+
+class Caution:
+    """A rule that any scheduler may keep: after a preemption newcomers need room for their output too,
+    so that they are not preempted again at once. It weakens with each plan that preempts nobody."""
+
+    DECAY = 0.98
+    """What is left of it after such a plan."""
+    MAX_OUTPUT = 1024
+    """Most output tokens for which room is asked."""
+
+    def __init__(self) -> None:
+        self._level = 0.0
+
+    def note(self, preempted: bool) -> None:
+        """Told once a plan whether somebody had to be preempted."""
+        self._level = 1.0 if preempted else self._level * self.DECAY
+
+    def output_room(self, seq: SequenceView) -> int:
+        """Output tokens for which a newcomer needs room now."""
+        return int(min(seq.max_tokens - seq.num_output, self.MAX_OUTPUT) * self._level)

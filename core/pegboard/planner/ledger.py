@@ -11,6 +11,7 @@ import msgspec
 
 from pegboard.errors import ManifestFunctionFailed
 from pegboard.interfaces.device import DeviceFacts
+from pegboard.interfaces.dtypes import ITEM_BYTES
 from pegboard.interfaces.kv import KVGroup, TensorSpec
 from pegboard.interfaces.model import QUANTIZABLE
 from pegboard.interfaces.workload import Workload, logprobs_rows
@@ -22,10 +23,6 @@ from pegboard.plugins.loader import options_of
 from pegboard.plugins.model_plan import TARGET
 from pegboard.plugins.resolver import MIN_MODEL_LEN
 
-ITEM_BYTES = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
-    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
 CUDA_FRACTION = 0.9
 CPU_FRACTION = 0.25
 

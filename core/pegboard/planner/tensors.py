@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 
 from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.interfaces.dtypes import FLOAT_BYTES
 from pegboard.interfaces.model import QUANTIZABLE, ModelShape, ParameterShape
 from pegboard.interfaces.quantizer import StoredKVScales, WeightSpec
 from pegboard.plugins.composition import ModelPlan, Refusal
 from pegboard.plugins.functions import ask, named_function
 
-FLOATING = ("float64", "float32", "float16", "bfloat16")
 HEAD = "lm_head."
 SHOWN = 5
 
@@ -81,7 +81,7 @@ def _kv_scales(plan: ModelPlan) -> set[str]:
 
 
 def _right_dtype(dtype: str, wanted: str | None) -> bool:
-    return dtype in FLOATING if wanted is None else dtype == wanted
+    return dtype in FLOAT_BYTES if wanted is None else dtype == wanted
 
 
 def _refusal(code: str, facts: CheckpointFacts, message: str) -> Refusal:

@@ -7,12 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pegboard.interfaces.scheduler import MAX_PREFIX_SKIPS, SequenceView, StepBuilder
 
-RESERVED_OUTPUT = 1024
-"""Most output tokens for which room is asked at admission, after a preemption."""
-
-CAUTION_DECAY = 0.98
-"""What is left of the caution after each step without a preemption."""
-
 
 def decodes_first(running: Iterable[SequenceView]) -> list[SequenceView]:
     """Decodes, then unfinished prompts, each in the order given: a prompt's chunk delays no decode."""
@@ -96,19 +90,3 @@ def add_newcomer(seq: SequenceView, step: StepBuilder, output_room: int) -> bool
 def max_output_left(seq: SequenceView) -> int:
     """Most output tokens that are still to come."""
     return seq.max_tokens - seq.num_output
-
-
-class Caution:
-    """After a preemption newcomers need room for their output too, for a while, so that they are not
-    preempted again at once."""
-
-    def __init__(self) -> None:
-        self._level = 0.0
-
-    def note(self, preempted: set[int]) -> None:
-        """Told once a plan who had to be preempted."""
-        self._level = 1.0 if preempted else self._level * CAUTION_DECAY
-
-    def output_room(self, seq: SequenceView) -> int:
-        """Output tokens for which a newcomer needs room now."""
-        return int(min(max_output_left(seq), RESERVED_OUTPUT) * self._level)

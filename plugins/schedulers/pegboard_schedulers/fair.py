@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from pegboard.interfaces.scheduler import (
+    Caution,
     QueueView,
     Scheduler,
     SchedulerContext,
     SequenceView,
     StepBuilder,
 )
-from pegboard_schedulers.advancing import Caution, admit, advance, decodes_first
+from pegboard_schedulers.advancing import admit, advance, decodes_first
 from pegboard_schedulers.options import FairOptions
 from pegboard_schedulers.progress import Progress
 
@@ -56,7 +57,7 @@ class Fair(Scheduler):
         self._lift_newcomers(lines)
         running = sorted(queue.running, key=lambda seq: self._counter(seq.tenant))
         preempted = advance(decodes_first(running), list(running), step)
-        self._caution.note(preempted)
+        self._caution.note(bool(preempted))
         admitted = set[int]() if preempted else self._admit(lines, step)
         self._in_line = {seq.tenant for seq in queue.waiting if seq.seq_id not in admitted}
         self._forget({seq.tenant for seq in running} | lines.keys())

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pegboard.interfaces.scheduler import (
+    Caution,
     QueueView,
     Scheduler,
     SchedulerContext,
     SequenceView,
     StepBuilder,
 )
-from pegboard_schedulers.advancing import Caution, admit, advance, decodes_first
+from pegboard_schedulers.advancing import admit, advance, decodes_first
 from pegboard_schedulers.options import PrefixAwareOptions
 
 
@@ -35,7 +36,7 @@ class PrefixAware(Scheduler):
     def plan(self, queue: QueueView, step: StepBuilder) -> None:
         running = queue.running
         preempted = advance(decodes_first(running), list(running), step)
-        self._caution.note(preempted)
+        self._caution.note(bool(preempted))
         if preempted:
             return
         left = {seq.seq_id: seq for seq in queue.waiting[: self._window]}

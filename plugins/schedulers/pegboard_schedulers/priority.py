@@ -8,6 +8,7 @@ from heapq import merge
 
 from pegboard.interfaces.scheduler import (
     MAX_PREFIX_SKIPS,
+    Caution,
     QueueView,
     Scheduler,
     SchedulerContext,
@@ -15,7 +16,6 @@ from pegboard.interfaces.scheduler import (
     StepBuilder,
 )
 from pegboard_schedulers.advancing import (
-    Caution,
     add_newcomer,
     advance,
     is_prompt_unfinished,
@@ -46,7 +46,7 @@ class Priority(Scheduler):
         turn = _Turn(self.place, self._caution, queue, step)
         turn.decode()
         turn.share_the_rest()
-        self._caution.note(turn.preempted)
+        self._caution.note(bool(turn.preempted))
 
     def place(self, seq: SequenceView) -> Place:
         """Whose place is less goes first."""

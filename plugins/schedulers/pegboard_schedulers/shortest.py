@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pegboard.interfaces.scheduler import (
+    Caution,
     QueueView,
     Scheduler,
     SchedulerContext,
@@ -10,7 +11,6 @@ from pegboard.interfaces.scheduler import (
     StepBuilder,
 )
 from pegboard_schedulers.advancing import (
-    Caution,
     admit,
     advance,
     decodes_first,
@@ -56,7 +56,7 @@ class Shortest(Scheduler):
 
         running = queue.running
         preempted = advance(decodes_first(running), sorted(running, key=place), step)
-        self._caution.note(preempted)
+        self._caution.note(bool(preempted))
         if preempted or step.num_rows_left < 1:
             return
         for seq in admit(iter(sorted(queue.waiting, key=place)), step, self._caution.output_room):

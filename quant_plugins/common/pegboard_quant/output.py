@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.interfaces.dtypes import FLOAT_BYTES
 from pegboard_quant.tokenizer_files import settings_of, tokenizer_of
 
 INDEX = "model.safetensors.index.json"
@@ -35,8 +36,6 @@ COPIED = (
 
 _UNPACKED = torch.float16
 """What is kept of a checkpoint in block formats is stored in this type."""
-
-_FLOATS = {"float16", "bfloat16", "float32", "float64"}
 
 
 class Output:
@@ -65,7 +64,7 @@ class Output:
             CheckpointError: they are too large for it.
         """
         fact = self._facts.tensors.get(name)
-        plain = fact is not None and fact.format == "plain" and fact.dtype in _FLOATS
+        plain = fact is not None and fact.format == "plain" and fact.dtype in FLOAT_BYTES
         dtype = getattr(torch, fact.dtype) if plain and fact is not None else _UNPACKED
         stored = values.to(dtype)
         if not bool(stored.isfinite().all()):

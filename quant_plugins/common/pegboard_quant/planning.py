@@ -9,10 +9,8 @@ from typing import Any, Protocol
 
 from pegboard.errors import CheckpointError, ConfigError
 from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.interfaces.dtypes import FLOAT_BYTES
 from pegboard.interfaces.quantizer import StoredParameter, WeightSpec
-
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-"""Bytes an element, of the types in which a plain weight may come."""
 
 CODE_BITS = {"int8": 8, "uint4": 4, "float8": 8}
 """Bits that a packed code takes, by its kind."""
@@ -83,7 +81,7 @@ def bytes_of(layer: WeightSpec, found: CodedLayer | None, dtype: str) -> int:
 def is_plain(layer: WeightSpec, facts: CheckpointFacts) -> bool:
     """Whether the checkpoint keeps the layer's weight in floats."""
     fact = facts.tensors.get(f"{layer.name}.weight")
-    return fact is not None and fact.format == "plain" and fact.dtype in ITEM_BYTES
+    return fact is not None and fact.format == "plain" and fact.dtype in FLOAT_BYTES
 
 
 def plain_parameters(layer: WeightSpec) -> tuple[StoredParameter, ...]:
@@ -93,7 +91,7 @@ def plain_parameters(layer: WeightSpec) -> tuple[StoredParameter, ...]:
 
 def plain_bytes(layer: WeightSpec, dtype: str) -> int:
     """Bytes in memory of a weight in floats."""
-    return math.prod(layer.shape) * ITEM_BYTES[dtype]
+    return math.prod(layer.shape) * FLOAT_BYTES[dtype]
 
 
 def code_bytes(kind: str, shape: tuple[int, int], num_groups: int, numbers: int = 1) -> int:

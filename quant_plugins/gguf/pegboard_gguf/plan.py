@@ -8,6 +8,7 @@ from typing import Literal
 
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.interfaces.dtypes import FLOAT_BYTES
 from pegboard.interfaces.quantizer import StoredParameter, WeightSpec
 from pegboard_gguf.forms import PACKED_FORMS
 from pegboard_gguf.options import GGUFOptions
@@ -21,13 +22,11 @@ BLOCK_FORMATS = frozenset(
         *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
     }
 )
-PLAIN_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 Settled = tuple[Literal["packed", "dequantize"], Literal["int8", "float"]]
 """`mode` and `activations`."""
 
 _NAMES_SHOWN = 3
-_ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 def parameters(layer: WeightSpec, facts: CheckpointFacts) -> tuple[StoredParameter, ...]:
@@ -39,13 +38,13 @@ def parameters(layer: WeightSpec, facts: CheckpointFacts) -> tuple[StoredParamet
     fact = facts.tensors.get(f"{layer.name}.weight")
     dtype = None
     if fact is not None:
-        readable = BLOCK_FORMATS if fact.format != "plain" else PLAIN_DTYPES
+        readable = BLOCK_FORMATS if fact.format != "plain" else FLOAT_BYTES.keys()
         stored = fact.format if fact.format != "plain" else fact.dtype
         if stored not in readable:
             raise CheckpointError(
                 f"{facts.path}: tensor '{layer.name}.weight'",
                 f"is stored as {stored}",
-                allowed=", ".join(sorted(BLOCK_FORMATS | PLAIN_DTYPES)),
+                allowed=", ".join(sorted(BLOCK_FORMATS | FLOAT_BYTES.keys())),
             )
         dtype = fact.dtype
     return (StoredParameter("weight", layer.shape, dtype, {"out": 0, "in": 1}),)
@@ -58,7 +57,7 @@ def resident_bytes(
     fact = facts.tensors.get(f"{layer.name}.weight")
     num_weights = math.prod(layer.shape)
     if fact is None or format_of(fact.format, options) == "float":
-        return num_weights * _ITEM_BYTES[dtype]
+        return num_weights * FLOAT_BYTES[dtype]
     return PACKED_FORMS[fact.format].num_bytes(num_weights)
 
 
