@@ -88,7 +88,7 @@ class GroupUpdate(msgspec.Struct, frozen=True, kw_only=True):
         group: index of the KV group.
         encoding: the group's encoding, `none` for plain dtype.
         rows: int32 [U], whose table changes.
-        slots: int32 [U], which entry of that table.
+        entries: int32 [U], of that table.
         blocks: int32 [U], the one now there. Block 0 is never a sequence's: padding writes go there.
         copy_from, copy_to: int32 [C], blocks to copy.
     """
@@ -96,7 +96,7 @@ class GroupUpdate(msgspec.Struct, frozen=True, kw_only=True):
     group: int
     encoding: str
     rows: Int32
-    slots: Int32
+    entries: Int32
     blocks: Int32
     copy_from: Int32
     copy_to: Int32

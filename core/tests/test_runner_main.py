@@ -77,7 +77,7 @@ def batch(composition_groups: int, step_id: int) -> StepBatch:
         group=0,
         encoding="none",
         rows=ints(1),
-        slots=ints(0),
+        entries=ints(0),
         blocks=ints(1),
         copy_from=ints(),
         copy_to=ints(),

@@ -70,7 +70,7 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
         self._fenced = -1
         self._log = UndoLog()
         nothing: tuple[_Pairs, ...] = tuple(() for _ in context.groups)
-        self._unchanged = Growth(slots=nothing, copies=nothing)
+        self._unchanged = Growth(new_blocks=nothing, copies=nothing)
 
     # Demands
 
@@ -286,14 +286,14 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
                 return None
         if owner not in self._holdings:
             self._add_holding(owner, holding)
-        slots, copies = [], []
+        new_blocks, copies = [], []
         for group, entries, num_new in demands:
             replaced, copied = self._own(group, holding, entries) if entries else ((), ())
-            slots.append(replaced + self._append(group, holding, num_new))
+            new_blocks.append(replaced + self._append(group, holding, num_new))
             copies.append(copied)
         if num_tokens > holding.num_tokens:
             self._set_num_tokens(holding, num_tokens)
-        return Growth(slots=tuple(slots), copies=tuple(copies))
+        return Growth(new_blocks=tuple(new_blocks), copies=tuple(copies))
 
     def _make_free(self, group: int, num_blocks: int) -> bool:
         """Whether so many blocks are free, the cache having been asked to give up some."""

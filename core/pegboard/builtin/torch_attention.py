@@ -101,7 +101,7 @@ class TorchAttention(AttentionBackend):
         for g, group in enumerate(self._groups):
             table = batch.block_tables[g].cpu().numpy()
             shape = self._layers[group.layers[0]]
-            slots = _slots(table[step.owner], step.slot[:, None], group.block_size)[:, 0]
+            slots = _slots(table[step.owner], step.number[:, None], group.block_size)[:, 0]
             self._write_slots.append(torch.from_numpy(slots).to(self._device))
             self._tiles.append(
                 [self._tile(step, piece, table, group) for piece in _pieces(step, shape, group)]
@@ -177,7 +177,7 @@ class TorchAttention(AttentionBackend):
         begin = step.window_begin(tokens, group.window)[:, None]
         key = begin + np.arange(int((end - begin).max()))
         valid = key < end
-        # Padding reads the row's own last slot: what other blocks hold may be anything.
+        # Padding reads the row's own last token: what other blocks hold may be anything.
         key = np.minimum(key, end - 1)
         visible = step.visible(tokens, rows, key, group.window) & valid[:, None, :]
         slots = _slots(table[piece.rows], key, group.block_size)
@@ -214,7 +214,7 @@ class _Gathered:
 
 
 class _Step:
-    """A step's metadata as numpy arrays; `slot` is a token's index in its row's block table."""
+    """A step's metadata as numpy arrays; `number` is a token's in its row."""
 
     def __init__(self, batch: AttentionBatch) -> None:
         self.starts: Int64 = batch.query_starts.numpy()
@@ -222,15 +222,15 @@ class _Step:
         self.num_computed: Int64 = batch.num_computed.numpy()
         self.owner: Int64 = np.repeat(np.arange(len(self.lengths)), self.lengths)
         local = np.arange(len(self.owner)) - self.starts[self.owner]
-        self.slot: Int64 = self.num_computed[self.owner] + local
+        self.number: Int64 = self.num_computed[self.owner] + local
         self.position: Int64 = batch.positions.cpu().numpy()
         self.ancestors = None if batch.ancestors is None else batch.ancestors.cpu().numpy()
 
     def window_begin(self, tokens: Int64, window: int | None) -> Int64:
-        """The first slot that any query of each span sees; tokens: [B, Q] -> [B]."""
+        """The first token that any query of each span sees; tokens: [B, Q] -> [B]."""
         if window is None:
             return np.zeros(len(tokens), dtype=np.int64)
-        # A key's position is at most its slot, so no key before this slot is in the window.
+        # A key's position is at most its number, so no key before this one is in the window.
         begin: Int64 = self.position[tokens].min(axis=1) - window + 1
         return begin.clip(min=0)
 
@@ -241,7 +241,7 @@ class _Step:
         computed = self.num_computed[rows]
         in_step = np.maximum(key - computed, 0)
         if self.ancestors is None:
-            sees = key[:, None, :] <= self.slot[tokens][:, :, None]
+            sees = key[:, None, :] <= self.number[tokens][:, :, None]
         else:
             sees = self.ancestors[tokens[:, :, None], in_step[:, None, :]]
             sees |= (key < computed)[:, None, :]
@@ -271,10 +271,10 @@ def _pieces(step: _Step, shape: AttentionShape, group: KVGroup) -> Iterator[_Pie
             rows = rows[count:]
 
 
-def _slots(table: Int64, index: Int64, block_size: int) -> Int64:
-    """Slots in the KV tensors of each row's table entries; table: [B, blocks], index: [B, L]."""
-    blocks = np.take_along_axis(table, index // block_size, axis=1).astype(np.int64)
-    slots: Int64 = blocks * block_size + index % block_size
+def _slots(table: Int64, tokens: Int64, block_size: int) -> Int64:
+    """Slots of tokens [B, L] of rows; table: [B, blocks]."""
+    blocks = np.take_along_axis(table, tokens // block_size, axis=1).astype(np.int64)
+    slots: Int64 = blocks * block_size + tokens % block_size
     return slots
 
 

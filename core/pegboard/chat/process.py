@@ -11,7 +11,7 @@ import contextlib
 import resource
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import msgspec
 
@@ -74,8 +74,8 @@ def main(arguments: Sequence[str]) -> int:
     with contextlib.suppress(ValueError, OSError):  # there are systems without this limit
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     source, target = sys.stdin.buffer, sys.stdout.buffer
-    _write(target, Rendered())
-    first = _read(source)
+    _say(target, Rendered())
+    first = read_frame(source)
     if first is None:
         return 0
     given = msgspec.msgpack.decode(first, type=Template)
@@ -83,11 +83,11 @@ def main(arguments: Sequence[str]) -> int:
         template = ChatTemplate(given.source, given.special_tokens, where=given.where)
         forms = find_forms(template, given.where)
     except TokenizerError as error:
-        _write(target, Rendered(refusal=error.was[:MAX_SHOWN], fix=error.fix))
+        _say(target, Rendered(refusal=error.was[:MAX_SHOWN], fix=error.fix))
         return 0
-    _write(target, Rendered(reads_parts=tuple(sorted(forms.parts - forms.text))))
-    while (frame := _read(source)) is not None:
-        _write(target, _answer(template, forms, frame))
+    _say(target, Rendered(reads_parts=tuple(sorted(forms.parts - forms.text))))
+    while (frame := read_frame(source)) is not None:
+        _say(target, _answer(template, forms, frame))
     return 0
 
 
@@ -114,17 +114,21 @@ def _render(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], chat:
     return Rendered(text)
 
 
-def _read(source: BinaryIO) -> bytes | None:
-    """A frame's payload; None at the end."""
-    head = source.read(4)
-    if len(head) < 4:
-        return None
-    return source.read(int.from_bytes(head, "little"))
+def _say(target: IO[bytes], answer: Rendered) -> None:
+    write_frame(target, msgspec.msgpack.encode(answer))
 
 
-def _write(target: BinaryIO, answer: Rendered) -> None:
-    payload = msgspec.msgpack.encode(answer)
-    target.write(len(payload).to_bytes(4, "little") + payload)
+def read_frame(source: IO[bytes]) -> bytes | None:
+    """A frame's payload; None: the stream has ended."""
+    num_bytes = int.from_bytes(source.read(4), "little")
+    payload = source.read(num_bytes)
+    return payload if payload and len(payload) == num_bytes else None
+
+
+def write_frame(target: IO[bytes], payload: bytes) -> None:
+    """Raises OSError when nobody reads any more."""
+    target.write(len(payload).to_bytes(4, "little"))
+    target.write(payload)
     target.flush()
 
 

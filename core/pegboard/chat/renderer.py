@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from pegboard.chat.process import Chat, Rendered, Template
+from pegboard.chat.process import Chat, Rendered, Template, read_frame, write_frame
 from pegboard.errors import EngineError, RequestError, TokenizerError
 
 RENDER_S = 2.0
@@ -214,24 +214,16 @@ class _Process:
         with _Deadline(self._pipes, seconds):
             try:
                 assert self._pipes.stdin is not None
-                self._pipes.stdin.write(len(payload).to_bytes(4, "little"))
-                self._pipes.stdin.write(payload)
-                self._pipes.stdin.flush()
+                write_frame(self._pipes.stdin, payload)
             except OSError as error:
                 raise _ProcessEnded from error
             return self._receive()
 
     def _receive(self) -> Rendered:
-        return msgspec.msgpack.decode(
-            self._read(int.from_bytes(self._read(4), "little")), type=Rendered
-        )
-
-    def _read(self, num_bytes: int) -> bytes:
         assert self._pipes.stdout is not None
-        data = self._pipes.stdout.read(num_bytes)
-        if len(data) < num_bytes:
+        if (frame := read_frame(self._pipes.stdout)) is None:
             raise _ProcessEnded
-        return data
+        return msgspec.msgpack.decode(frame, type=Rendered)
 
 
 @dataclass

@@ -82,15 +82,15 @@ def _group_updates(changed: Sequence[Entry], groups: Sequence[KVGroup]) -> tuple
 
 def _group_update(changed: Iterable[Entry], index: int, group: KVGroup) -> GroupUpdate:
     rows: list[int] = []
-    slots: list[int] = []
+    table_entries: list[int] = []
     blocks: list[int] = []
     copy_from: list[int] = []
     copy_to: list[int] = []
     for entry in changed:
         row = _row(entry)
-        for slot, block in _table_entries(entry, index):
+        for table_entry, block in _table_entries(entry, index):
             rows.append(row)
-            slots.append(slot)
+            table_entries.append(table_entry)
             blocks.append(block)
         for source, target in entry.growth.copies[index]:
             copy_from.append(source)
@@ -99,7 +99,7 @@ def _group_update(changed: Iterable[Entry], index: int, group: KVGroup) -> Group
         group=index,
         encoding=group.encoding,
         rows=_int32(rows),
-        slots=_int32(slots),
+        entries=_int32(table_entries),
         blocks=_int32(blocks),
         copy_from=_int32(copy_from),
         copy_to=_int32(copy_to),
@@ -109,4 +109,4 @@ def _group_update(changed: Iterable[Entry], index: int, group: KVGroup) -> Group
 def _table_entries(entry: Entry, group: int) -> Iterator[tuple[int, int]]:
     if entry.hit is not None:
         yield from enumerate(entry.hit.blocks[group])
-    yield from entry.growth.slots[group]
+    yield from entry.growth.new_blocks[group]

@@ -302,7 +302,7 @@ class PlannedStep(StepBuilder):
         entry = self._entries[seq.seq_id] = Entry(
             seq, start, num_tokens, samples, reserved, growth, hit, is_fork
         )
-        if growth.slots != self._nothing:
+        if growth.new_blocks != self._nothing:
             # At once: what a block held is void for those who are admitted later in this plan too.
             self._prefixes.handed_out(growth)
             self._changed[seq.seq_id] = entry

@@ -90,8 +90,9 @@ class AttentionBatch:
     """One step, for all layers.
 
     Rows' tokens follow each other: row r has tokens `query_starts[r]` to `query_starts[r + 1]`, and
-    its j-th step token has *slot* `num_computed[r] + j` in its block table. Draft nodes come last in a
-    row; a node's logical position is its depth's, which may be lower than its slot.
+    its j-th step token is the row's token number `num_computed[r] + j`: its block is that entry of the
+    block table, its *slot* block * block_size + offset. Draft nodes come last in a row; a node's logical
+    position is its depth's, which may be lower than its number.
 
     Attributes:
         positions: int64 [num_tokens], logical positions, for rotation and windows.
@@ -157,6 +158,5 @@ class AttentionBackend(ABC):
     def move_slots(self, group: int, source: torch.Tensor, target: torch.Tensor) -> None:
         """Moves tokens' KV within a group, as the accepted path of a draft tree is compacted.
 
-        A slot here is block * block_size + offset; int64 [num_moves] each. All are read before any is
-        written.
+        Slots are int64 [num_moves] each. All are read before any is written.
         """

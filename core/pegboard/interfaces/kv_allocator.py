@@ -70,12 +70,12 @@ class Growth:
     """What growing a sequence changed.
 
     Attributes:
-        slots: for each group, (table entry, block) pairs that are new.
+        new_blocks: for each group, (table entry, block) pairs.
         copies: for each group, (from, to) blocks to copy before anything is written: a shared block
             that the owner is about to write to was replaced by its own.
     """
 
-    slots: tuple[tuple[tuple[int, int], ...], ...]
+    new_blocks: tuple[tuple[tuple[int, int], ...], ...]
     copies: tuple[tuple[tuple[int, int], ...], ...]
 
 

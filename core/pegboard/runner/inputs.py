@@ -73,9 +73,9 @@ def build_inputs(rows: Rows, batch: StepBatch) -> StepInputs:
     starts = np.concatenate(([0], np.cumsum(lengths)))
     owner = np.repeat(np.arange(len(lengths)), lengths)
     local = np.arange(len(owner)) - starts[owner]
-    slots = num_computed[owner] + local
-    # A node's slot may lie beyond the table; what is read there is replaced in `_with_nodes`.
-    columns = np.minimum(slots, rows.token_ids.shape[1] - 1)
+    numbers = num_computed[owner] + local
+    # A node's may lie beyond the table; what is read there is replaced in `_with_nodes`.
+    columns = np.minimum(numbers, rows.token_ids.shape[1] - 1)
     width = int(num_nodes.max(initial=0))
     logit_owner = np.flatnonzero(batch.sample)
     inputs = StepInputs(
@@ -87,7 +87,7 @@ def build_inputs(rows: Rows, batch: StepBatch) -> StepInputs:
         owner=owner,
         local=local,
         token_ids=rows.token_ids[batch.rows[owner], columns].astype(np.int64),
-        positions=slots,
+        positions=numbers,
         node_tokens=rows.drafts.token_ids[batch.rows, :width],
         node_parents=rows.drafts.parents[batch.rows, :width],
         ancestors=None,

@@ -92,10 +92,10 @@ class Rows:
 
     def update_tables(self, update: GroupUpdate) -> None:
         """Sets entries of a group's block tables."""
-        if not len(update.slots):
+        if not len(update.entries):
             return
-        table = widen(self.block_tables[update.group], int(update.slots.max()) + 1)
-        table[update.rows, update.slots] = update.blocks
+        table = widen(self.block_tables[update.group], int(update.entries.max()) + 1)
+        table[update.rows, update.entries] = update.blocks
         self.block_tables[update.group] = table
 
     def check_encoding(self, update: GroupUpdate) -> None:
@@ -114,14 +114,14 @@ class Rows:
             for group in groups
         )
 
-    def slots(self, group: int, rows: Int32, entries: Int64) -> Int64:
-        """Where a row's i-th token lies in a group's blocks: block * block_size + offset.
+    def slots(self, group: int, rows: Int32, tokens: Int64) -> Int64:
+        """Slots of tokens of rows in a group's blocks: block * block_size + offset.
 
-        rows: int32 [N]; entries: int64 [N], token numbers i -> int64 [N].
+        rows: int32 [N]; tokens: int64 [N], their numbers in the row -> int64 [N].
         """
         block_size = self._groups[group].block_size
-        blocks = self.block_tables[group][rows, entries // block_size].astype(np.int64)
-        return blocks * block_size + entries % block_size
+        blocks = self.block_tables[group][rows, tokens // block_size].astype(np.int64)
+        return blocks * block_size + tokens % block_size
 
     def commit(self, rows: Int32, token_ids: Int32, lengths: Int64) -> None:
         """Appends tokens: the first `lengths[i]` of `token_ids[i]`, [num_rows, width], to row i."""

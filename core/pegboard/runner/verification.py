@@ -110,7 +110,7 @@ def moves(inputs: StepInputs, accepted: Accepted) -> tuple[Int64, Int64, Int64]:
     """KV to move so that accepted nodes stand right behind the known tokens.
 
     Returns:
-        Index into the step's rows, source and target entry (token slot of the row), one a move.
+        Index into the step's rows, source and target token of the row, one a move.
     """
     depth = np.arange(accepted.nodes.shape[1])
     taken = depth < accepted.num_accepted[:, None]

@@ -93,20 +93,22 @@ class KVAllocatorContract:
 
     def test_all_blocks_but_block_zero_are_handed_out(self, pool: KVAllocator) -> None:
         growths = [pool.grow(1, 20), pool.grow(2, 20)]
-        blocks = [block for growth in growths if growth is not None for _, block in growth.slots[0]]
+        blocks = [
+            block for growth in growths if growth is not None for _, block in growth.new_blocks[0]
+        ]
         assert sorted(blocks) == list(range(1, 11))
 
     def test_growing_appends_and_repeating_changes_nothing(self, pool: KVAllocator) -> None:
         first = pool.grow(1, 5)
-        assert first is not None and [entry for entry, _ in first.slots[0]] == [0, 1]
+        assert first is not None and [entry for entry, _ in first.new_blocks[0]] == [0, 1]
         again = pool.grow(1, 5)
-        assert again is not None and again.slots == ((),) and again.copies == ((),)
+        assert again is not None and again.new_blocks == ((),) and again.copies == ((),)
         more = pool.grow(1, 9)
-        assert more is not None and [entry for entry, _ in more.slots[0]] == [2]
+        assert more is not None and [entry for entry, _ in more.new_blocks[0]] == [2]
 
     def test_lookahead_makes_slots_beyond(self, pool: KVAllocator) -> None:
         growth = pool.grow(1, 4, lookahead=1)
-        assert growth is not None and len(growth.slots[0]) == 2
+        assert growth is not None and len(growth.new_blocks[0]) == 2
 
     def test_all_groups_or_nothing(self, make: MakeAllocator) -> None:
         pool = make(context((group(4), group(4, layer=1)), (11, 6), max_model_len=20))
@@ -169,7 +171,7 @@ class KVAllocatorContract:
         pool.trim(1, 0, 7)
         assert pool.ledger()[0].held == 2
         growth = pool.grow(1, 9)
-        assert growth is not None and [entry for entry, _ in growth.slots[0]] == [2]
+        assert growth is not None and [entry for entry, _ in growth.new_blocks[0]] == [2]
 
     def test_trim_keeps_the_beginning_without_a_window(self, pool: KVAllocator) -> None:
         assert pool.grow(1, 20) is not None
@@ -198,7 +200,7 @@ class KVAllocatorContract:
         for length in range(5, 200, 5):
             growth = pool.grow(1, length)
             assert growth is not None
-            table.update(growth.slots[0])
+            table.update(growth.new_blocks[0])
             seen = range(max(0, length - 5 - 6 + 1) // 4, -(-length // 4))
             assert len({table[entry] for entry in seen}) == len(seen)
             pool.trim(1, max(0, length - 6 + 1), length)
@@ -216,7 +218,7 @@ class KVAllocatorContract:
             _fails_half_way(change, pool)
             assert pool.ledger() == before
         growth = pool.grow(1, 13)
-        assert growth is not None and [entry for entry, _ in growth.slots[0]] == [3]
+        assert growth is not None and [entry for entry, _ in growth.new_blocks[0]] == [3]
 
     def test_a_transaction_that_ends_well_holds(self, pool: KVAllocator) -> None:
         with pool.transaction():
@@ -311,7 +313,7 @@ class SharedBlocksContract(BlocksOnDemandContract):
         sharing.adopt(2, [blocks])
         growth = pool.grow(2, 9)
         assert growth is not None and growth.copies == ((),)
-        assert [entry for entry, _ in growth.slots[0]] == [2]
+        assert [entry for entry, _ in growth.new_blocks[0]] == [2]
         assert tuple(sharing.blocks(2)[0])[:2] == blocks
 
     def test_adopting_a_free_block_or_twice_is_refused(self, pool: KVAllocator) -> None:
@@ -338,7 +340,7 @@ class SharedBlocksContract(BlocksOnDemandContract):
         assert (ledger.cached, ledger.free, ledger.held) == (5, 5, 0)
         assert pool.probe(40).verdict is Verdict.NOW
         growth = pool.grow(2, 32)
-        assert growth is not None and len({block for _, block in growth.slots[0]}) == 8
+        assert growth is not None and len({block for _, block in growth.new_blocks[0]}) == 8
         ledger = pool.ledger()[0]
         assert (ledger.held, ledger.cached + ledger.free) == (8, 2)
 

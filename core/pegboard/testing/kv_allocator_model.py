@@ -173,16 +173,16 @@ class AllocatorMachine(RuleBasedStateMachine):
     def _apply(self, owner: int, growth: Growth, wanted: list[set[int]], taken: set[Block]) -> None:
         tables = self.model.tables.setdefault(owner, [[] for _ in self.model.groups])
         for g, table in enumerate(tables):
-            slots = dict(growth.slots[g])
-            assert set(slots) == wanted[g] and len(slots) == len(growth.slots[g])
-            blocks = list(slots.values())
+            new = dict(growth.new_blocks[g])
+            assert set(new) == wanted[g] and len(new) == len(growth.new_blocks[g])
+            blocks = list(new.values())
             assert len(set(blocks)) == len(blocks) and all(
                 1 <= block <= self.model.totals[g] and (g, block) not in taken for block in blocks
             )
-            copied = {(table[entry], slots[entry]) for entry in slots if entry < len(table)}
+            copied = {(table[entry], new[entry]) for entry in new if entry < len(table)}
             assert set(growth.copies[g]) == copied
-            for entry in sorted(slots):
-                table[entry : entry + 1] = [slots[entry]]
+            for entry in sorted(new):
+                table[entry : entry + 1] = [new[entry]]
 
     @precondition(lambda self: self.model.tables)
     @rule(data=st.data(), kept_drafts=st.integers(0, 3))

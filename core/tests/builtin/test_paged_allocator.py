@@ -94,7 +94,7 @@ class PagedMachine(RuleBasedStateMachine):
         tables = self.tables.setdefault(owner, [[], []])
         for group, (size, _) in enumerate(self.shapes):
             written = self.lengths.get(owner, 0) // size
-            for entry, block in growth.slots[group]:
+            for entry, block in growth.new_blocks[group]:
                 assert block and not before[group][block], "the block is somebody's"
                 tables[group][entry : entry + 1] = [block]
             assert len(tables[group]) * size >= num_tokens + min(lookahead, 1)

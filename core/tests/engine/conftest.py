@@ -136,11 +136,11 @@ class ShadowWorker(Executor):
                     kv.pop((target, offset), None)
                     if (source, offset) in kv:
                         kv[target, offset] = kv[source, offset]
-            for row, slot, block in zip(
-                update.rows.tolist(), update.slots.tolist(), update.blocks.tolist(), strict=True
+            for row, entry, block in zip(
+                update.rows.tolist(), update.entries.tolist(), update.blocks.tolist(), strict=True
             ):
                 assert 0 <= block < self.num_blocks[update.group]
-                self.rows[row].tables[update.group][slot] = block
+                self.rows[row].tables[update.group][entry] = block
 
     def _forward(self, batch: StepBatch) -> StepResult:
         committed: list[list[int]] = []

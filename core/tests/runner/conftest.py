@@ -268,14 +268,14 @@ class Host:
         block = self._free[group].pop()
         blocks = self.rows[row].blocks[group]
         self._updates[group]["rows"].append(row)
-        self._updates[group]["slots"].append(len(blocks))
+        self._updates[group]["entries"].append(len(blocks))
         self._updates[group]["blocks"].append(block)
         blocks.append(block)
         return block
 
     def _clear(self) -> None:
         self._admitted, self._released = [], []
-        names = ("rows", "slots", "blocks", "copy_from", "copy_to")
+        names = ("rows", "entries", "blocks", "copy_from", "copy_to")
         self._updates = [{name: [] for name in names} for _ in self.groups]
 
 

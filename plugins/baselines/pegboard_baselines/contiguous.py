@@ -134,11 +134,11 @@ class ContiguousAllocator(KVAllocator):
             tuple(self._starts(holding)),
             tuple(entries.stop for entries in ranges),
         )
-        slots = tuple(
+        new_blocks = tuple(
             tuple((entry, group.block(holding.place, entry)) for entry in entries)
             for group, entries in zip(self._groups, ranges, strict=True)
         )
-        return Growth(slots=slots, copies=self._no_copies)
+        return Growth(new_blocks=new_blocks, copies=self._no_copies)
 
     def _new_entries(
         self, holding: _Holding, num_tokens: int, lookahead: int

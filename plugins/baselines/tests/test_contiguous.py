@@ -13,7 +13,7 @@ def _pool(num_blocks: int, max_model_len: int = 16) -> ContiguousAllocator:
 
 
 def _blocks(*growths: Growth | None) -> list[int]:
-    return [block for growth in growths if growth is not None for _, block in growth.slots[0]]
+    return [block for growth in growths if growth is not None for _, block in growth.new_blocks[0]]
 
 
 def test_a_sequence_stays_in_consecutive_blocks_however_others_grow() -> None:
@@ -82,7 +82,7 @@ def test_a_window_group_gets_a_ring_for_the_window_and_a_chunk() -> None:
         for length in range(4, 65, 4):
             growth = pool.grow(owner, length)
             assert growth is not None
-            table.update(growth.slots[1])
+            table.update(growth.new_blocks[1])
             pool.trim(owner, max(0, length - 8 + 1), length)
         assert len(set(table.values())) == 4 < len(table)
     full, windowed = pool.ledger()

@@ -74,9 +74,9 @@ class KnownBlocks:
     def hand_out(self, growth: Growth) -> bool:
         """These blocks will be written to. Returns whether one of them had a row."""
         was_known = False
-        for group, slots in enumerate(growth.slots):
+        for group, new in enumerate(growth.new_blocks):
             rows = self._rows[group]
-            for _, block in slots:
+            for _, block in new:
                 row = rows.pop(block, None)
                 if row is not None:
                     was_known = True
