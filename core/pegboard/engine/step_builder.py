@@ -183,7 +183,7 @@ class PlannedStep(StepBuilder):
             growth = self._allocator.grow(seq_id, end, verify) if verify else None
         if growth is None:
             return 0
-        if growth.slots != self._nothing:
+        if growth.new_blocks != self._nothing:
             self._prefixes.handed_out(growth)
             entry.growth = _joined(entry.growth, growth)
             self._changed[seq_id] = entry
@@ -321,6 +321,6 @@ class PlannedStep(StepBuilder):
 def _joined(first: Growth, second: Growth) -> Growth:
     """What both changed."""
     return Growth(
-        slots=tuple(a + b for a, b in zip(first.slots, second.slots, strict=True)),
+        new_blocks=tuple(a + b for a, b in zip(first.new_blocks, second.new_blocks, strict=True)),
         copies=tuple(a + b for a, b in zip(first.copies, second.copies, strict=True)),
     )
