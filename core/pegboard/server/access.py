@@ -1,4 +1,4 @@
-"""Who may come in by key: users, and admins for what concerns all."""
+"""Access by key: users, and admins for the routes that concern all clients."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class RequireKey:
 
     def _number(self, headers: Headers) -> int | None:
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        # Headers were decoded as Latin-1; the bytes are what was sent. Those of a character may look like
-        # Latin-1's own spaces, so only those of HTTP are taken off.
+        # Headers are decoded as Latin-1; encoding them again gives the bytes that were sent. Some bytes of
+        # other characters look like Latin-1 spaces, so only the spaces of HTTP are stripped.
         key = token.strip(" \t") if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         given = _digest(key.encode("latin-1"))
         # Compares with every key, so that the time taken says nothing.
@@ -53,7 +53,7 @@ class RequireKey:
 
 
 def admin_only(keys: Keys) -> Callable[[Request], Awaitable[None]]:
-    """What a route that concerns all clients depends on: an admin's key, where there are any keys."""
+    """The dependency of a route that concerns all clients: an admin's key, if there are any keys."""
 
     async def check(http: Request) -> None:
         if not keys.all or getattr(http.state, "is_admin", False):

@@ -59,13 +59,13 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass
 class Service:
-    """What the routes work with.
+    """The parts that the routes share.
 
     Attributes:
-        keys: who may come in.
+        keys: that clients and admins need.
         max_num_seqs: most sequences that the engine runs at once.
         on_loopback: whether it listens on a loopback address.
-        log: tells of requests; None: nobody does.
+        log: of requests; None: they are not logged.
         draining: no new requests are taken, open ones may finish.
     """
 
@@ -292,7 +292,7 @@ def _add_operator_routes(app: FastAPI, service: Service, registry: CollectorRegi
 
     @_on_get(app, "/live")
     async def live() -> Response:
-        """200 while the server's own loop runs, whatever the engine does."""
+        """200 while the server's own loop runs. The engine is not asked."""
         return _state(service, get_args(State))
 
     @_on_get(app, "/version")

@@ -1,4 +1,4 @@
-"""What the two kinds of completion share: from a body to requests, and the count of what came back."""
+"""The way of both kinds of completion from a body to requests, and the count of tokens that came back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pegboard.server.served_model import ServedModel
 from pegboard.server.submission import Submission
 
 CHARACTERS_PER_ID = 8
-"""What a token id that is repeated counts for."""
+"""Characters that a repeated token id counts for, against the limit of repeated prompts."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Call:
         include_usage, continuous_usage: whether a stream counts tokens in a last chunk, and in each.
         num_prompt_logprobs: most likely tokens to show for each place in the prompt; None: the prompt's
             logprobs were not asked for.
-        scores_only: nothing is to be generated. The engine generates a token all the same, which
-            costs it nothing, and the call hides it.
+        scores_only: the client wants no tokens. The engine generates one all the same, at no cost, and
+            the call hides it.
         echo: each prompt's text, which comes before the answer's; None: it does not.
     """
 
@@ -79,7 +79,7 @@ class Call:
         return "" if self.echo is None else self.echo[choice // self.params.n]
 
     async def deltas(self, submission: Submission) -> AsyncIterator[SequenceDelta]:
-        """What the engine brings, as far as it was asked for.
+        """The engine's deltas, less those that the client did not ask for.
 
         Raises:
             PegboardError: a sequence failed.
@@ -206,7 +206,7 @@ class Tally:
 
     @property
     def so_far(self) -> Usage | None:
-        """What a chunk in the midst of a stream says; None: nothing."""
+        """The usage for a chunk in the midst of a stream; None: not asked for."""
         return self.usage() if self._is_shown else None
 
     def usage(self) -> Usage:

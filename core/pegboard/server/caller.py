@@ -1,4 +1,4 @@
-"""Who calls: what keeps the tenants of one server apart."""
+"""The client behind a request, by which the tenants of one server are kept apart."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fastapi import Request
 class Caller:
     """A client, as far as the server knows it.
 
-    What a client writes never names another key's tenant or salt: the key's number stands before the
-    first colon, and a text of the client's only behind it.
+    A client's text never names another key's tenant or salt: the key's number stands before the first
+    colon, the text behind it.
 
     Attributes:
         key: number of the API key that let it in; None: the server has no keys.

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: a body to a call, and what the engine brings to its answer."""
+"""`/v1/chat/completions`: from a body to a call, and from the engine's deltas to the answer."""
 
 from __future__ import annotations
 

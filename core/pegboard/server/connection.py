@@ -16,23 +16,23 @@ from pegboard.server.request_log import RequestLog
 from pegboard.server.strict_http import StrictHttp
 
 MAX_READ_BYTES = 32 * 1024
-"""What is read of a connection before others have their turn."""
+"""Bytes that are read of one connection before others have their turn."""
 
 MAX_LATE_BYTES = 64 * 1024
-"""What may come after a request while that is answered."""
+"""Bytes that may arrive after a request while it is answered."""
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's connection, closed when a request is not there in time, or its place is needed.
+    """uvicorn's connection, closed when a request is late or its place is needed.
 
-    uvicorn closes a connection that rests between requests. One that never said anything, or that
-    stopped in a request's head or body, would hold a file descriptor for as long as its client likes.
-    While a request is answered uvicorn reads no more once anything has come after it, an empty line
-    or the next request; then it does not hear that the client left.
+    uvicorn itself closes only connections that rest between requests. A client that sends nothing, or
+    stops within a head or a body, would hold a file descriptor for as long as it likes. And while
+    uvicorn answers, it stops reading as soon as more bytes arrive (an empty line, the next request);
+    then it does not notice that the client has left.
 
     Args:
         places: of all connections; None: as many as come.
-        log: tells of what is no HTTP; None: nobody does.
+        log: of bytes that are no HTTP; None: they are not logged.
 
     Attributes:
         head_s: from a connection's opening, or a head's first byte, to the head's end.
@@ -100,7 +100,7 @@ class BoundedConnection(H11Protocol):
         return True
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is no HTTP."""
+        """Answers bytes that are no HTTP."""
         if self.cycle is not None and not self.cycle.response_complete:
             # Who answers the request whose body this was hears that it is over.
             self.cycle.disconnected = True
@@ -128,7 +128,7 @@ class BoundedConnection(H11Protocol):
         self.transport.close()
 
     def _set_clock(self) -> None:
-        """Starts the clock of what is awaited from the client."""
+        """Starts the clock of the client's next bytes."""
         if self.conn.their_state is h11.SEND_BODY:
             return self._await(h11.SEND_BODY)
         if self.conn.their_state is not h11.IDLE:

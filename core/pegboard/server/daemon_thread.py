@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 async def in_daemon(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What the function returns or raises. Unlike one of `asyncio.to_thread`, its thread does not hold
-    up the end of the loop and of the process."""
+    """Runs a function in a thread; returns or raises what it does. Unlike a thread of
+    `asyncio.to_thread`, this one does not hold up the end of the loop or of the process."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
 

@@ -17,7 +17,7 @@ NO_OBJECT = "the body must be a JSON object, sent as content-type application/js
 
 MAX_MISTAKES = 10
 MAX_SHOWN = 200
-"""A refused body can be megabytes long; its answer says what is wrong, not all that was sent."""
+"""Characters of a refusal. A refused body can be megabytes long; the answer does not repeat it."""
 
 RETRY_AFTER = {"retry-after": "1"}
 

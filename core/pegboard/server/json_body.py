@@ -73,7 +73,7 @@ class BodyReader:
             raise invalid(error.errors(include_url=False)) from None
 
     def _empty(self, kind: type[BaseModel]) -> ApiError:
-        """The refusal of no body at all, which says what one without fields would lack."""
+        """The refusal of a missing body. It names the fields that an empty object would lack."""
         lacking: ApiError | RequestError = ApiError(400, "allowed: a JSON object")
         try:
             self._read(b"{}", kind)
@@ -96,8 +96,8 @@ class BodyReader:
                 raise self._over(f"{num_values} values or more", "values")
 
     def _without_nulls(self, value: Any, depth: int) -> Any:
-        """The value without the keys whose value is null, at any depth: null is the same as absence.
-        Clients write it for what they leave out, and send an answer's message back as they got it."""
+        """The value without its null keys, at any depth. Null means absence: clients write it for fields
+        that they leave out, and send messages of an answer back as they got them."""
         if not isinstance(value, list | dict):
             return value
         if not depth:
@@ -181,8 +181,8 @@ def _is_before_value(piece: Bytes) -> Bool:
 
 
 def _outside_texts(raw: bytes) -> Iterator[tuple[Bytes, Bool]]:
-    """The body without escapes, uint8, and what of it does not stand between quotes, in pieces: another
-    thread may run after each."""
+    """The body without escapes (uint8) and its parts outside of quotes. It comes in pieces, so that
+    another thread may run after each."""
     in_text = escaped = False
     for at in range(0, len(raw), PIECE):
         piece = raw[at + escaped : at + PIECE].replace(b"\\\\", b"")

@@ -20,11 +20,11 @@ FILE = "file:"
 
 @dataclass(frozen=True)
 class Keys:
-    """Who may come in.
+    """The keys of a server.
 
     Attributes:
-        api: any of them lets a client in; none: everybody may.
-        admin: any of them lets in, too, and to what concerns all clients.
+        api: each lets a client in; without any, everybody may come in.
+        admin: each lets in too, also to the routes that concern all clients.
     """
 
     api: tuple[str, ...] = ()

@@ -8,7 +8,8 @@ from pegboard.errors import printable
 
 
 class _PrintableLines(logging.Formatter):
-    """Lines, a traceback's too, hold what plugins, files and clients say: no terminal obeys them."""
+    """Escapes control characters. Lines and tracebacks hold texts of plugins, files and clients, which no
+    terminal should obey."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(printable, super().format(record).split("\n")))

@@ -17,7 +17,7 @@ from pegboard.request import Request, SequenceDelta
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """Run the engine that was prepared: what `pegboard.compose.to_wire` made of it."""
+    """Run the prepared engine, in the form of `pegboard.compose.to_wire`."""
 
     prepared: bytes
 
@@ -35,7 +35,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Reset(msgspec.Struct, frozen=True, tag="reset"):
-    """Forget what the prefix cache knows."""
+    """Forget all prefixes of the cache."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
@@ -74,7 +74,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The process is about to end.
 
     Attributes:
-        line: what happened.
+        line: the reason.
         mistake: whether it is the user's to mend (`UserError`) rather than a bug.
     """
 
@@ -83,7 +83,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Deltas(msgspec.Struct, frozen=True, tag="deltas"):
-    """What one step brought."""
+    """The deltas of one step."""
 
     deltas: tuple[SequenceDelta, ...]
 

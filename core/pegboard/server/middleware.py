@@ -1,4 +1,4 @@
-"""What every HTTP request passes before a route: the size of its body, the counters."""
+"""The middleware that each HTTP request passes before its route: body size, counters."""
 
 from __future__ import annotations
 
@@ -114,5 +114,5 @@ class WatchRequests:
             self._metrics.seconds.labels(route).observe(seconds)
             if self._log is not None:
                 self._log.ended(scope, status, seconds)
-            # The scope stays with an idle connection; what was asked for need not.
+            # An idle connection keeps its scope; the request in it is not needed any more.
             scope["state"].clear()

@@ -1,7 +1,7 @@
-"""What a client may send: the bodies of the OpenAI API's requests, with vLLM's extensions.
+"""The bodies that clients send: the OpenAI API's requests, with vLLM's extensions.
 
-A field that is unknown is refused by its name, and so is one that is known and would change the
-answer but is not honoured: nothing that a client asks for is left out silently.
+An unknown field is refused by name. So is a known one that would change the answer and is not honoured:
+no wish of a client is dropped silently.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Name = Annotated[str, AtMost("name")]
 """A text by which things are told apart; it is kept beside each request."""
 
 MAX_ID_DIGITS = 20
-"""Digits of a token id as text: what has more is no id, and takes long to read as a number."""
+"""Digits of a token id as text. A longer text is no id, and slow to read as a number."""
 
 Harmless = Mapping[str, tuple[Any, ...]]
 """Field to the values that ask for nothing."""
@@ -81,12 +81,12 @@ class StreamOptions(Body):
 
 
 class GenerationBody(Body):
-    """What both kinds of completion take.
+    """The fields of both kinds of completion.
 
     Attributes:
         model: a served name.
-        user: whose request this is, among those of the same API key, where the scheduler heeds it.
-        safety_identifier, metadata, prompt_cache_key: say who asks; no answer depends on them.
+        user: the tenant of the request, among those of the same API key; some schedulers heed it.
+        safety_identifier, metadata, prompt_cache_key: about the client; no answer depends on them.
         cache_salt: KV is shared only between requests of the same salt and API key.
         prefix_cache: `read_only`: KV computed before is used, and this request's is not kept for
             others; `off`: neither.
@@ -183,7 +183,7 @@ class GenerationBody(Body):
         return False
 
     def sampling_params(self, defaults: SamplingDefaults) -> SamplingParams:
-        """What is asked for; `defaults` fill what is left out.
+        """The sampling parameters; `defaults` fill fields that the body leaves out.
 
         Raises:
             RequestError: a field is out of range; it is named.
@@ -205,7 +205,7 @@ class GenerationBody(Body):
         return params
 
     def sampling_overrides(self) -> dict[str, Any]:
-        """What the kind of completion has its own word or default for."""
+        """Parameters for which this kind of completion has its own name or default."""
         raise NotImplementedError
 
 

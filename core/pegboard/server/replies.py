@@ -1,4 +1,4 @@
-"""What the server answers: the OpenAI API's objects, as msgspec structs.
+"""The server's answers: the OpenAI API's objects, as msgspec structs.
 
 Fields that are UNSET are left out; a field that the API wants present is null instead. `stop_reason`,
 `token_ids`, `prompt_token_ids` and `prompt_logprobs` are vLLM's extensions.
@@ -19,7 +19,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Each prompt counts once, whatever `n` is."""
+    """Token counts. Each prompt counts once, however many sequences it has."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -46,7 +46,7 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""One entry a prompt token, token id to what is known of it; null for the first."""
+"""One entry a prompt token, from token id to its logprob and text; null for the first token."""
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,8 +21,8 @@ logger = logging.getLogger("pegboard.server")
 
 
 class RequestLog:
-    """Writes `key=value` lines, never a prompt or an answer. What clients wrote is cut, and its control
-    characters are escaped.
+    """Writes `key=value` lines, never a prompt or an answer. Texts of clients are cut, and their
+    control characters escaped.
 
     The submission of a request is its `state.submission`, and its refusal's message `state.refusal`.
     """
@@ -48,7 +48,7 @@ class RequestLog:
     def refused(
         self, status: int, client: tuple[str, int] | None, message: str, where: str = "path=-"
     ) -> None:
-        """Tells of what was refused, of which little else may be known."""
+        """Logs a refusal; of its request little else may be known."""
         address = "-" if client is None else f"{client[0]}:{client[1]}"
         self._refusals.warn(
             "refused status=%d %s client=%s error=%s", status, where, address, shown(message)

@@ -17,7 +17,7 @@ from pegboard.server.failures import ApiError
 
 
 class Tokenizer(Protocol):
-    """What the server asks of the checkpoint's tokenizer."""
+    """The methods of the checkpoint's tokenizer that the server uses."""
 
     @property
     def max_token_bytes(self) -> int: ...
@@ -29,7 +29,7 @@ class Tokenizer(Protocol):
 
 
 class Renderer(Protocol):
-    """What renders conversations."""
+    """Renders conversations."""
 
     async def render(
         self,
@@ -52,9 +52,9 @@ class ServedModel:
         fingerprint: of everything that decides its tokens.
         tokenizer: None: the checkpoint has none, and prompts are token ids.
         renderer: of its chat template; None: it has none.
-        limits: what clients may ask of it.
-        sampling_defaults: what the checkpoint wants where a request says nothing.
-        encoding: where texts are encoded.
+        limits: on requests.
+        sampling_defaults: the checkpoint's, for fields that a request leaves out.
+        encoding: the thread that encodes texts.
     """
 
     names: tuple[str, ...]
@@ -70,7 +70,7 @@ class ServedModel:
     encoding: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
 
     def named(self, name: str | None) -> str:
-        """What a request calls the model; the first of its names where it does not say.
+        """The name by which a request calls the model; the first name if it gives none.
 
         Raises:
             ApiError: 404, it asks for another model.
@@ -105,11 +105,11 @@ class ServedModel:
             raise self._overflow(param, f"{len(token_ids)} were given; fix: send fewer at a time")
 
     def check_prompt(self, prompt: str | Sequence[int]) -> None:
-        """Refuses what needs no tokenizing to be refused.
+        """Refuses prompts that are wrong or too long before they are tokenized.
 
         Raises:
-            RequestError, ApiError: ids are out of range, or there are more than the context holds; or
-                the text cannot fit, whatever its tokens.
+            RequestError, ApiError: ids are out of range, or too many for the context; or the text is too
+                long for any tokens to fit.
         """
         if isinstance(prompt, str):
             self._check_texts("prompt", [prompt])

@@ -1,8 +1,8 @@
-"""What a browser sends for a page of another site is kept out, where no key does that.
+"""Keeps out requests that a browser sends for pages of other sites, if the server has no keys.
 
-A page may post to any address that its reader's machine can reach, and the browser says whose page it
-was in `Origin`. A page may also give its own name the address of a loopback device; then it reads the
-answers, too, and only `Host` tells its requests from others.
+A page can post to any address that its reader's machine reaches; the browser names the page's site in
+`Origin`. A page can also resolve its own name to a loopback address. Then it can read the answers too,
+and only `Host` tells its requests from others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HARMLESS = ("GET", "HEAD", "OPTIONS")
 
 
 class RefuseOtherSites:
-    """Answers 403 to what pages of other sites post, and to other names of a loopback address.
+    """Answers 403 to posts of other sites' pages, and to unknown names of a loopback address.
 
     Args:
         on_loopback: whether the server listens on a loopback address, so that its name must be one.

@@ -10,7 +10,7 @@ logger = logging.getLogger("pegboard.server")
 
 
 class SparseLog:
-    """Lines of one kind: the first of each period are written, the others counted and told at its end.
+    """Logs lines of one kind: the first of each period are written, the others counted at its end.
 
     Args:
         what: the events, as that line calls them: "12 more WHAT within 10 s".

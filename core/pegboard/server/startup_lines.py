@@ -1,4 +1,4 @@
-"""What a server says of itself as it starts, in the words that people search logs for."""
+"""The lines that a server logs as it starts, in the words that people search logs for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("pegboard.server")
 
 
 def log_settings(config: Config) -> None:
-    """The version, and what was set otherwise than by default; secrets are masked."""
+    """The version, and the settings that are not defaults; secrets are masked."""
     logger.info("Pegboard %s, model %s", version("pegboard"), config.model)
     logger.info("non-default args: %s", non_default(config))
 
@@ -29,7 +29,7 @@ def non_default(config: Config) -> dict[str, Any]:
 
 
 def log_loaded(prepared: Prepared, seconds: float) -> None:
-    """How long loading took, and what the KV pool holds."""
+    """How long loading took, and how many tokens the KV pool holds."""
     ledger = prepared.ledger
     weights = sum(e.num_bytes for e in ledger.entries if e.name.startswith("weights: "))
     logger.info("Model loading took %.2f GiB memory and %.1f seconds", weights / 2**30, seconds)

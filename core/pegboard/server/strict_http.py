@@ -1,4 +1,4 @@
-"""HTTP as h11 reads it, without what two readers may read in two ways."""
+"""HTTP as h11 reads it, less all messages that two readers could read in two ways."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StrictHttp(h11.Connection):
     """The server's side of a connection.
 
     Attributes:
-        complaint: what was wrong with what the client sent.
+        complaint: the fault of the client's message.
     """
 
     complaint = ""
@@ -32,15 +32,15 @@ class StrictHttp(h11.Connection):
     @property
     def is_whole(self) -> bool:
         """Whether a request has come to its end, and its answer has not."""
-        # A client that offers another protocol waits for what is made of it.
+        # A client that offers another protocol waits for an answer to the offer.
         return self.their_state in (h11.DONE, MIGHT_SWITCH_PROTOCOL)
 
     def next_event(self) -> Any:
         """As of h11.
 
         Raises:
-            h11.RemoteProtocolError: what came is no HTTP, or its end is said in two ways, or it comes in
-                too small pieces.
+            h11.RemoteProtocolError: the message is no HTTP, or states its length in two ways, or comes
+                in too small pieces.
         """
         if self.their_state is h11.IDLE:
             self._skip_empty_lines()
@@ -77,7 +77,7 @@ def _check_framing(request: h11.Request) -> None:
     names = [name for name, _ in request.headers]
     if b"transfer-encoding" not in names:
         return
-    # A proxy in front may take the other for the body's end, and what follows for another request.
+    # A proxy in front may see the end elsewhere, and take the rest for another request.
     if b"content-length" in names:
         raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding together")
     if request.http_version < b"1.1":

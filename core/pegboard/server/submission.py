@@ -16,11 +16,11 @@ MAX_WAITING = 2**20
 
 @dataclass
 class Progress:
-    """What a submission's sequences have brought so far.
+    """The progress of a submission's sequences.
 
     Attributes:
         first_token_s: seconds from the submission to the first token of any.
-        reasons: why each that has ended did.
+        reasons: finish reasons of the sequences that have ended.
     """
 
     first_token_s: float | None = None
@@ -49,14 +49,14 @@ class Progress:
 
 
 class Submission:
-    """An async iterator over what some requests bring.
+    """An async iterator over the deltas of some requests.
 
-    What a sequence brings while nobody reads becomes one delta. The iterator ends when every
-    sequence has finished, and raises what ended it early: a `RequestError` when the engine refused
-    the requests, an `EngineError` when a sequence failed, the engine died, or the reader is too slow.
+    Deltas of one sequence are joined while nobody reads. The iterator ends when every sequence has
+    finished. It raises `RequestError` if the engine refused the requests, and `EngineError` if a
+    sequence failed, the engine died, or the reader is too slow.
 
     Args:
-        requests: what was submitted together.
+        requests: that were submitted together.
         on_close: called once by `close`, with the ids of the requests that had not finished.
 
     Attributes:
@@ -99,13 +99,13 @@ class Submission:
             self._fail(EngineError("the client reads too slowly, and its requests were given up"))
 
     def fail(self, error: PegboardError) -> None:
-        """Ends the iteration with an error, once what came before has been read."""
+        """Ends the iteration with an error, after the deltas that came before."""
         if self._num_open and self._failure is None:
             self._failure = error
             self._wake.set()
 
     def close(self) -> None:
-        """Aborts what has not finished. Idempotent, and never waits."""
+        """Aborts the requests that have not finished. Idempotent, and never waits."""
         if not self._closed:
             self._closed = True
             self._on_close(self, tuple(self._num_open))
@@ -141,7 +141,7 @@ class Submission:
 
 
 def _size(delta: SequenceDelta) -> int:
-    """Bytes of memory, about, of what grows with the answer."""
+    """Bytes of memory, about, of the fields that grow with the answer."""
     return (
         4 * len(delta.text)
         + 32 * len(delta.token_ids)

@@ -12,8 +12,8 @@ EACH_TURN = 8
 
 
 class TakeTurns:
-    """Few POST requests begin in each turn of the event loop, in the order in which they came. What others
-    wait for meanwhile, a probe's answer or a stream's next text, waits for those few alone."""
+    """Lets few POST requests begin in each turn of the event loop, in order of arrival. A probe or a
+    stream's next text then waits for those few only."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

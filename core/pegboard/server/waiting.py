@@ -1,4 +1,4 @@
-"""What waits for the engine: sequences that have brought nothing yet."""
+"""Sequences that wait for the engine: no delta of them has come yet."""
 
 from __future__ import annotations
 
