@@ -25,7 +25,7 @@ def locate(ref: str, revision: str | None = None, weights: Sequence[str] = _WEIG
     """The folder or file that a reference names, as an absolute path; a hub model is downloaded.
 
     Args:
-        ref: what exists on the disk is taken for a path; `pkg://package/file` is found without
+        ref: a path that exists on the disk; `pkg://package/file` is found without
             importing the package; anything else that could be one is a hub id.
         revision: branch, tag or commit of a hub model.
         weights: names (fnmatch patterns) of files that checkpoints consist of here.
@@ -48,7 +48,7 @@ def locate(ref: str, revision: str | None = None, weights: Sequence[str] = _WEIG
 
 
 def _on_disk(ref: str) -> Path | None:
-    """What exists under a reference taken for a path."""
+    """The file or folder of that path, if it exists."""
     try:
         path = Path(ref).expanduser()
         path.stat()

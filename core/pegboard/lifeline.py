@@ -1,4 +1,4 @@
-"""What ties child processes to their parent: neither a signal nor a crash leaves them behind."""
+"""Ties child processes to their parent: neither a signal nor a crash leaves them behind."""
 
 from __future__ import annotations
 

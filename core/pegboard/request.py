@@ -208,7 +208,7 @@ def check_plain(param: str, values: Any) -> None:
 
 
 def _items(value: Any) -> Iterable[Any]:
-    """What a value holds."""
+    """The items of a list or mapping."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, (list, tuple)) else ()
@@ -252,7 +252,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SequenceDelta(msgspec.Struct, frozen=True, array_like=True):
-    """What one step added to one sequence of a request; the last one carries a finish reason.
+    """The tokens that one step added to one sequence; the last delta carries a finish reason.
 
     Attributes:
         request_id: the request.

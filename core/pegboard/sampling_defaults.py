@@ -1,4 +1,4 @@
-"""How a checkpoint wants to be sampled, where a request says nothing: its `generation_config.json`.
+"""A checkpoint's sampling defaults, for fields that a request leaves out: its `generation_config.json`.
 
 Followed is what `SamplingParams` has. Most of the rest has no effect, or a value that asks for none;
 what is left is said in `check` and at the start, and not followed: it is a recommendation, which every
@@ -104,7 +104,7 @@ _HARMLESS = {
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """What holds where a request says nothing.
+    """Defaults for fields that a request leaves out.
 
     Attributes:
         values: fields of `SamplingParams` that the checkpoint sets.

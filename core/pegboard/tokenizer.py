@@ -135,9 +135,9 @@ class Tokenizer:
         """Token ids of a text. Special tokens written in the text become their ids.
 
         Args:
-            text: what to encode.
-            special: add what the checkpoint's rule adds to a plain prompt, such as bos; a prompt
-                that begins with bos gets no second one. A rendered chat has it all already.
+            text: to encode.
+            special: add the special tokens, such as bos, that the checkpoint's rule adds to a plain
+                prompt. A prompt that begins with bos gets no second one. A rendered chat has them.
 
         Raises:
             RequestError: the text is not valid Unicode.
@@ -161,7 +161,7 @@ class Tokenizer:
         """Text of token ids; ids beyond the vocabulary add nothing.
 
         Args:
-            token_ids: what to decode.
+            token_ids: to decode.
             special: show special tokens, which add nothing otherwise.
         """
         text: str = self._library.decode(token_ids, skip_special_tokens=not special)
@@ -173,7 +173,7 @@ class Tokenizer:
         return text or ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token stands for in the middle of a text, exactly: part of a character, too.
+        """The exact bytes of the token within a text; they may be part of a character.
 
         A special token stands for its own text; an id beyond the vocabulary for nothing.
         """
@@ -254,7 +254,7 @@ class Tokenizer:
 
     @cached_property
     def joins_bytes(self) -> bool:
-        """Whether a text is the UTF-8 of its tokens' bytes, whatever tokens stand side by side."""
+        """Whether any text is the UTF-8 of its tokens' bytes, independent of their neighbours."""
         return [step["type"] for step in self._decoders] == ["ByteLevel"]
 
     @cached_property
@@ -286,7 +286,7 @@ class Tokenizer:
 
     @cached_property
     def _replacements(self) -> list[tuple[str, str]]:
-        """Texts of tokens to what the decoder makes of them."""
+        """Pieces of tokens, and the texts that the decoder puts in their place."""
         pairs = []
         for step in self._decoders:
             if step["type"] == "Metaspace":

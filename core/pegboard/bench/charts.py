@@ -15,7 +15,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Axis:
-    """What is along one side.
+    """An axis of a chart.
 
     Attributes:
         label: what it shows, and its unit.

@@ -1,4 +1,4 @@
-"""What a server is and understands, found out before the load begins."""
+"""The kind of a server and the fields that it understands, found out before the load begins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXTENSIONS: tuple[dict[str, Any], ...] = (
     {"ignore_eos": True},
     {},
 )
-"""Fields beyond OpenAI's that help to measure, from what helps most to nothing."""
+"""Fields beyond OpenAI's that help to measure; the most helpful set first, the empty one last."""
 
 
 class _Card(msgspec.Struct):
@@ -120,7 +120,7 @@ def _cards(response: httpx.Response) -> list[_Card]:
 
 
 async def _word_ids(http: httpx.AsyncClient, model: str) -> tuple[int, ...]:
-    """As the model reads the words inside a text, by the way that vLLM has for asking."""
+    """The token ids of words inside a text, by vLLM's `/tokenize`."""
     body = {"model": model, "prompt": " " + " ".join(WORDS), "add_special_tokens": False}
     try:
         response = await http.post("/tokenize", content=msgspec.json.encode(body))

@@ -1,4 +1,4 @@
-"""One request and its streamed answer: what came when."""
+"""One request and its streamed answer, with the time of each chunk."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a request has no whole answer.
+    """The reason for a missing or incomplete answer.
 
     Attributes:
-        kind: what failures are counted by: `HTTP 503`, `timeout`, `stream cut off`.
-        message: what was said.
+        kind: by which failures are counted: `HTTP 503`, `timeout`, `stream cut off`.
+        message: the server's or the client's.
     """
 
     kind: str
@@ -147,7 +147,7 @@ class EventDecoder:
 
 
 def error_message(body: bytes) -> str:
-    """What the body of an answer says that is an error."""
+    """The message in the body of an error."""
     try:
         decoded = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""A benchmark from end to end: what the server is, the load, and what was measured."""
+"""A benchmark from end to end: it asks the server, runs the load, and reports the numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pegboard.errors import ConfigError
 from pegboard.progress import progress_bar
 
 CONNECT_S = 30.0
-"""How long a server may take to accept a connection."""
+"""Seconds that a server may take to accept a connection."""
 
 LATE_S = 0.05
 """A client that sends later than this is worth a word."""
@@ -37,7 +37,7 @@ LATE_S = 0.05
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """A measurement to make.
 
     Attributes:
         model: the served name; None: the server's first.
@@ -206,7 +206,7 @@ def _arrivals(plan: Plan) -> list[float]:
 
 
 def _settings(url: str, plan: Plan, endpoint: Endpoint) -> dict[str, Any]:
-    """What was asked for, as the result begins."""
+    """The settings of the measurement, with which the result begins."""
     rate = plan.request_rate
     dataset = None if plan.dataset is None else str(plan.dataset)
     return {
@@ -229,7 +229,7 @@ def _settings(url: str, plan: Plan, endpoint: Endpoint) -> dict[str, Any]:
 def _notes(
     records: Sequence[Record], plan: Plan, endpoint: Endpoint, extensions: dict[str, Any]
 ) -> Iterator[str]:
-    """What to bear in mind when reading the numbers."""
+    """Notes for reading the numbers."""
     completed = [record for record in records if record.state == "completed"]
     if plan.dataset is None and not endpoint.token_ids:
         yield "The server has no /tokenize: prompts are texts of as many words as tokens were asked."

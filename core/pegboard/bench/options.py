@@ -1,4 +1,4 @@
-"""What the flags of `pegboard bench` say: lengths, latency targets, percentiles."""
+"""Parses flags of `pegboard bench`: lengths, latency targets, percentiles."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SIGMAS = 1.96
 
 @dataclass(frozen=True)
 class Lengths:
-    """How many tokens prompts or answers have.
+    """A range of lengths of prompts or answers, in tokens.
 
     Attributes:
         low, high: the least and the most, both possible.

@@ -16,7 +16,7 @@ from pegboard.errors import ConfigError, ConfigMistakes, EngineError
 from pegboard.progress import progress_bar
 
 STOP_S = 10.0
-"""How long the server may take to end by itself."""
+"""Seconds that the server may take to end by itself."""
 
 _READY = re.compile(r"Uvicorn running on (\S+)")
 _MISTAKE = re.compile(r"^error: (.+)$", re.MULTILINE)

@@ -30,7 +30,7 @@ from pegboard.bench.summary import (
 
 _COLORS = {"ttft": "c1", "tpot": "c4", "itl": "c2", "e2el": "c3"}
 _LEAST_SHOWN = 1e-5
-"""Of the longest latency: gaps of 0 s, between tokens of one chunk, have no place on a logarithmic axis."""
+"""Least latency shown, as a part of the longest: gaps of 0 s do not fit a logarithmic axis."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What is asked: prompts of random words, or those of a file."""
+"""Prompts: of random words, or of a file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Prompt:
 
 
 class _Line(msgspec.Struct):
-    """A line of a dataset; what else it holds is somebody else's."""
+    """A line of a dataset. Other keys are ignored."""
 
     prompt: str | list[int]
     output_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""From what clients saw to numbers, under the names that vLLM's `bench serve` gives them.
+"""From the clients' records to numbers, under the names of vLLM's `bench serve`.
 
 Latencies count from a request's scheduled time. Each token counts when it arrives: where a chunk brings
 several, the first of them waited since the chunk before, and the others 0 s. Where the server does not
@@ -28,13 +28,13 @@ class Measured:
     """A run.
 
     Attributes:
-        settings: what was asked for, by the names that the result gives it.
+        settings: of the measurement, by the names that the result gives them.
         records: of every request, in the order of their schedule.
         duration_s: from the first scheduled time to the last answer's end, or to the interruption.
         watched: what the server said meanwhile.
         goodput: latency's name to the most milliseconds that a good request has.
         percentiles: to give of each latency.
-        notes: what to bear in mind.
+        notes: for reading the numbers.
     """
 
     settings: Mapping[str, Any]
@@ -49,7 +49,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Latencies:
-    """Of one completed request, in seconds.
+    """Latencies of one completed request, in seconds.
 
     Attributes:
         ttft, e2el: from the scheduled time to the first and the last token.
@@ -74,7 +74,7 @@ class Latencies:
 
 
 def latencies(record: Record) -> Latencies:
-    """Of a completed request."""
+    """The latencies of a completed request."""
     times = token_times(record)
     first, last = times[0], times[-1]
     num_tokens = num_output_tokens(record)
@@ -92,7 +92,7 @@ def token_times(record: Record) -> list[float]:
 
 
 def num_output_tokens(record: Record) -> int:
-    """By the server's count; without it, by what came."""
+    """The server's count; without one, the tokens that came."""
     counted = record.num_output_tokens
     return len(token_times(record)) if counted is None else counted
 

@@ -1,4 +1,4 @@
-"""What the server says of itself at `/metrics` while the load runs."""
+"""Reads the server's `/metrics` while the load runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PERIOD_S = 0.5
 """Between two looks."""
 
 FRESH_S = 3.0
-"""How long to wait for numbers of after a moment, where the server says how old they are."""
+"""Seconds to wait for numbers that are newer than a moment, if the server tells their age."""
 
 _PREFIXES = ("pegboard_", "vllm:")
 _RUNNING = ("num_requests_running",)
@@ -30,7 +30,7 @@ _WANTED = tuple(
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often a number was seen.
+    """A histogram: how often each number was seen.
 
     Attributes:
         of: what was counted: engine `steps`, or `samples` of the running requests.
@@ -43,7 +43,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Watched:
-    """What the server said.
+    """The server's metrics during the load.
 
     Attributes:
         kv_use: seconds since the load began, and the used part of the KV pool, 0 to 1.
@@ -69,7 +69,7 @@ class MetricsWatch:
     _looks: list[tuple[float, list[str]]] = field(default_factory=list)
 
     async def look(self) -> None:
-        """Adds what `/metrics` says now, if it says anything."""
+        """Adds a look at `/metrics`, if it answers."""
         asked = time.perf_counter()  # however long the answer takes, it is not newer than it says
         try:
             response = await self.http.get("/metrics", timeout=5.0)
@@ -99,7 +99,7 @@ class MetricsWatch:
             await self.look()
 
     def result(self, start: float, duration_s: float) -> Watched:
-        """What was seen. The first look is from before the load, the last from after it.
+        """The metrics of all looks. The first is from before the load, the last from after it.
 
         Args:
             start: when the load began, by `time.perf_counter`.
@@ -147,7 +147,7 @@ def _total(samples: Sequence[Sample], names: Sequence[str]) -> float | None:
 
 
 def _batch_sizes(looks: Sequence[Look]) -> Histogram | None:
-    """What the engine's own histogram counted between the first look and the last."""
+    """The engine's own histogram, the last look less the first."""
     if len(looks) < 2:
         return None
     before, after = _cumulative(looks[0][1]), _cumulative(looks[-1][1])
@@ -172,7 +172,7 @@ def _cumulative(samples: Sequence[Sample]) -> dict[float, float]:
 
 
 def _sampled(running: Sequence[float]) -> Histogram | None:
-    """Where the engine has no such histogram: how many requests ran whenever one looked."""
+    """For engines without such a histogram: the number of running requests at each look."""
     bins: list[tuple[int, int | None, float]] = []
     low = 1
     while any(value >= low for value in running):

@@ -24,7 +24,7 @@ def summary(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is said in a line: a name, and its value with its unit."""
+    """The lines of the summary: a name, and its value with its unit."""
     yield "model", found["model_id"]
     yield "load", load(found)
     yield "requests", requests(found)
@@ -41,7 +41,7 @@ def facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def load(found: Mapping[str, Any]) -> str:
-    """How requests were to come."""
+    """The load, in words."""
     places, rate = found["max_concurrency"], found["request_rate"]
     if rate == "inf":
         return "all requests at once" if places is None else f"{places} clients, one after another"
@@ -53,7 +53,7 @@ def load(found: Mapping[str, Any]) -> str:
 
 
 def requests(found: Mapping[str, Any]) -> str:
-    """How they ended."""
+    """The ends of requests, in words."""
     parts = [f"{found['completed']} completed", f"{found['failed']} failed"]
     if found["interrupted"]:
         parts.append(f"interrupted with {found['open']} open and {found['unsent']} not sent")
@@ -61,7 +61,7 @@ def requests(found: Mapping[str, Any]) -> str:
 
 
 def targets(found: Mapping[str, Any]) -> str:
-    """What a good request keeps to."""
+    """The targets of a good request, in words."""
     return ", ".join(f"{NAMES[k]} {ms:g} ms" for k, ms in found["goodput_targets_ms"].items())
 
 

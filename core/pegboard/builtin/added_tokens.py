@@ -50,7 +50,7 @@ def special_and_added(
         numbered = _older(folder / _ADDED, are_special)
     added = (*(numbered[token_id] for token_id in sorted(numbered)), *special.values(), *listed)
     first = {token.content: token for token in reversed(added)}
-    # What is called special anywhere is.
+    # A token is special if any of the files says so.
     names = {token.content for token in special.values()}
     unique = tuple(
         _as_special(token) if token.content in names else token

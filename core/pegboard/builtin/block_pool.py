@@ -1,4 +1,4 @@
-"""The blocks of one KV group: who references each, and how many are where."""
+"""The blocks of one KV group: references to each, and counts by kind."""
 
 from __future__ import annotations
 

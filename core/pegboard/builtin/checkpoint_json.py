@@ -55,6 +55,6 @@ def _read(file: Path, limit: int) -> dict[str, Any] | None:
 
 
 def _whole(digits: str) -> int | float:
-    """Of 64 bits; what is longer, as `model_max_length` often is, stands for "very many"."""
+    """A number of 64 bits. A longer one, as `model_max_length` often is, stands for "very many"."""
     number = float(digits)
     return int(digits) if abs(number) < 2**63 else number

@@ -1,4 +1,4 @@
-"""The speculation policy that always verifies what there is."""
+"""The speculation policy that always verifies all drafts."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ logger = logging.getLogger("pegboard.engine")
 
 @dataclass(slots=True)
 class _Period:
-    """What is summed up over a time under load; `start` is seconds of a monotonic clock."""
+    """Sums over a time under load; `start` is seconds of a monotonic clock."""
 
     start: float
     num_prompt_tokens: int = 0

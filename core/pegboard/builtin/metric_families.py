@@ -115,7 +115,7 @@ class _Open:
 
 
 class RequestMetrics:
-    """What is known when a request arrives and when its sequences end."""
+    """Metrics of requests, counted when one arrives and when its sequences end."""
 
     def __init__(self, make: MetricMaker, context: ObserverContext) -> None:
         tokens = _one_two_five(context.max_model_len or 2**20)
@@ -203,7 +203,7 @@ class RequestMetrics:
 
 
 class StepMetrics:
-    """What each step brings."""
+    """Metrics of steps."""
 
     def __init__(self, make: MetricMaker, context: ObserverContext) -> None:
         self._labels = make.labels
@@ -259,13 +259,13 @@ class StepMetrics:
             self._seconds.labels(*self._labels, phase).observe(seconds)
 
     def named(self, event: BlocksNamed) -> None:
-        """What the prefix cache knows of late."""
+        """Counts names that the prefix cache gave and lost."""
         self._stored.inc(len(event.stored))
         self._evicted.inc(len(event.evicted))
         self._resets.inc(event.cleared)
 
     def load(self, event: StepDone | LoadChanged) -> None:
-        """What runs, what waits, and where the KV blocks are."""
+        """Sets the numbers of running and waiting sequences and of KV blocks."""
         self._running.set(event.num_running)
         self._waiting.set(event.num_waiting)
         self._usage.set(kv_usage(event.kv))
@@ -276,7 +276,7 @@ class StepMetrics:
 
 
 class _DraftMetrics:
-    """How speculation fares."""
+    """Metrics of speculation."""
 
     def __init__(self, make: MetricMaker) -> None:
         self._labels = make.labels

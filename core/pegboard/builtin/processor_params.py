@@ -49,7 +49,7 @@ class MinTokensParams(BaseModel):
 
     Attributes:
         min_tokens: tokens before which nothing that ends the sequence may be sampled.
-        stop_token_ids: what ends the sequence, beside the model's end-of-sequence ids.
+        stop_token_ids: ids that end the sequence, beside the model's end-of-sequence ids.
         ignore_eos: those do not end it.
     """
 

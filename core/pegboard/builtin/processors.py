@@ -79,7 +79,7 @@ class LogitBias(LogitsProcessor):
 
 
 class MinTokens(LogitsProcessor):
-    """Keeps what would end a sequence from being sampled before it has a number of tokens."""
+    """Bans the tokens that would end a sequence until it has a number of tokens."""
 
     def __init__(self, context: ProcessorContext) -> None:
         self._vocab_size = context.vocab_size

@@ -214,7 +214,7 @@ def _check_index(folder: Path, holder: Mapping[str, str]) -> None:
 
 
 def _fingerprint(config: Mapping[str, Any], files: tuple[Path, ...]) -> str:
-    """Of the config, and of each file's name, size, time of change and header."""
+    """A digest of the config, and of each file's name, size, time of change and header."""
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     for file in files:
         with open_shard(file, "numpy"):  # refuses a damaged header before it is read

@@ -14,8 +14,8 @@ from pegboard.regular_files import MAX_TEMPLATE_BYTES, read_text
 
 
 def tokenizer_facts(folder: Path) -> TokenizerFacts:
-    """What `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json`
-    and the chat template's file say.
+    """The facts in `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`,
+    `added_tokens.json` and the chat template's file.
 
     Raises:
         CheckpointError: one of them is there and cannot be used.

@@ -11,11 +11,11 @@ from pegboard.interfaces.attention import ENCODINGS, AttentionContext
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """What an encoding keeps for a number, once divided by its scale.
+    """The codes of an encoding: each stands for a number divided by its scale.
 
     Attributes:
         dtype: of the codes; blocks hold its bytes as `stored`.
-        largest: what the largest number of a token's head becomes.
+        largest: the code of the largest number of a token's head.
     """
 
     dtype: torch.dtype
@@ -37,7 +37,7 @@ class Codes:
         x = x.float()
         size = x.abs().amax(dim=-1)
         scale = size / self.largest if fixed is None else fixed.expand_as(size)
-        # What is not finite is to be seen when it is read.
+        # A number that is not finite stays so, and is seen when it is read.
         scale = scale.where(size.isfinite(), torch.nan)[..., None]
         numbers = torch.where(scale > 0, x / scale, 0.0).clamp(-self.largest, self.largest)
         if not self.dtype.is_floating_point:
@@ -53,7 +53,7 @@ CODES = {
     "int8": Codes(torch.int8, torch.int8, 127.0),
     "fp8_e4m3": Codes(torch.float8_e4m3fn, torch.uint8, 448.0),
 }
-"""By encoding."""
+"""The codes of each encoding."""
 
 
 def fixed_scales(context: AttentionContext, encoding: str, layer: int) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What a block of the torch attention backend holds. Does not import torch: the planner calls it."""
+"""The tensors of a block of the torch attention backend. Torch-free: the planner calls it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TILE_ELEMENTS = 2**20
 """Most scores, keys or values in a tile of several rows: bounds memory and stays near the cache."""
 
 STORED = {"fp8_e4m3": "uint8", "int8": "int8"}
-"""What blocks of each encoding hold codes as."""
+"""The dtype in which blocks hold the codes of each encoding."""
 
 
 def layout(group: KVGroup) -> tuple[TensorSpec, ...]:

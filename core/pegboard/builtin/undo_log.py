@@ -1,4 +1,4 @@
-"""How to take changes back, for transactions."""
+"""A log of changes, by which a transaction takes them back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plain weights take, in the checkpoint and in memory. Torch-free."""
+"""The size of plain weights, in the checkpoint and in memory. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a template makes of a message's content: one text, or a list of parts.
+"""The form in which a template reads a message's content: one text, or a list of parts.
 
-Templates of models that see images read `message.content[0].text`, and others `message.content` as
-one text; most read only one of the two, and of the other they make nothing, without a word. Which
-one a template keeps is found out with a text that is known.
+Templates of models that see images read `message.content[0].text`, others read `message.content` as one
+text. Most read only one of the two and silently drop the other. A known text is rendered in both forms
+to find out which one the template keeps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Message = Mapping[str, Any]
 
 _MARKER = "Zebra7Quartz"
 _NEVER_SHOWN = "Umbra3Onyx"
-"""In a key of the marker's part that no template reads: who shows it prints the list as it is."""
+"""The value of a key that no template reads: a template that shows it prints the list itself."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class ContentForms:
 def find_forms(template: ChatTemplate, where: str) -> ContentForms:
     """Renders short conversations, and sees in which form a known text is kept.
 
-    A template that refuses all of them in both forms is taken to read one text: it says itself what
-    it wants, of every chat.
+    A template that refuses all of them in both forms is taken to read one text: it refuses chats
+    itself, with its own words.
 
     Raises:
-        TokenizerError: it renders them, and a user's text is in none of what it makes.
+        TokenizerError: it renders them, and leaves the user's text out each time.
     """
     user = {form: _outcomes(template, _conversations("user", form)) for form in ("text", "parts")}
     if not any(True in outcomes for outcomes in user.values()):

@@ -1,8 +1,8 @@
 """The process that renders chats: `python -m pegboard.chat.process PARENT_PID`.
 
-A checkpoint's template is a program that came with the model, and runs on what clients send: here it
-can neither stop its parent nor take its memory. Messages are msgpack after their length, four bytes
-little-endian, on standard input and output.
+A checkpoint's template is a program that came with the model and runs on texts of clients. In this
+process it can neither stop its parent nor take its memory. Messages are msgpack after their length, four
+bytes little-endian, on standard input and output.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MAX_MEMORY = 2**30
 """Bytes of address space."""
 
 MAX_SHOWN = 300
-"""Characters of a refusal: templates put into it what they like."""
+"""Characters of a refusal, whose text is the template's."""
 
 
 class Template(msgspec.Struct, frozen=True, tag="template"):
-    """What to render with: the first message. The answer refuses a template that cannot be used."""
+    """The template to render with, the first message. A template that cannot be used is refused."""
 
     source: str
     special_tokens: dict[str, str]

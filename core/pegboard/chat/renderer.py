@@ -32,7 +32,7 @@ MAX_BYTES = 2**28
 
 _INHERITED = {"PATH", "HOME", "TMPDIR", "TZ", "LANG", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
 _INHERITED_PREFIXES = ("PYTHON", "LC_")
-"""What the process gets of the environment: what Python runs with, and no secrets."""
+"""Variables that the process inherits: those that Python needs, and no secrets."""
 
 logger = logging.getLogger("pegboard.chat")
 
@@ -113,7 +113,7 @@ class ChatRenderer:
             self._end()
 
     def kill(self) -> None:
-        """Ends the process whatever it is at: who waits for it finds it gone."""
+        """Ends the process at once. A thread that waits for it gets an error."""
         process = self._process
         if process is not None:
             process.kill()
@@ -228,8 +228,8 @@ class _Process:
 
 @dataclass
 class _Deadline:
-    """Ends a process that has not answered in time, whatever it does: what waits for its answer
-    finds the pipe closed then, and gets a TimeoutError."""
+    """Ends a process that has not answered in time. The thread that waits for the answer then finds
+    the pipe closed, and gets a TimeoutError."""
 
     process: subprocess.Popen[bytes]
     seconds: float

@@ -1,4 +1,4 @@
-"""Chat templates: sandboxed jinja2 with what templates written for Hugging Face models expect."""
+"""Chat templates: sandboxed jinja2 with the functions that Hugging Face's templates expect."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _reason(error: Exception) -> str:
-    """What an exception says; some, such as MemoryError, have but their name."""
+    """An exception's message, or its name: some, such as MemoryError, have no message."""
     return str(error) or type(error).__name__
 
 

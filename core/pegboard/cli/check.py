@@ -1,4 +1,4 @@
-"""`pegboard check`: whether model, plugins and machine go together, what was chosen, and why."""
+"""`pegboard check`: whether model, plugins and machine go together; each choice and its reason."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _REASONS = {
     "model": "builds the checkpoint's architecture",
     "threads": "cores that this process may use",
 }
-"""Why something is as it is, where no decision says it."""
+"""Reasons for choices that no decision tells."""
 _INPUTS = {
     "": "inputs as they are",
     "static": "inputs rounded to {codes} by the checkpoint's scale",
     "dynamic": "inputs rounded to {codes} by a scale of each token",
     "grouped": "inputs rounded to int8 by a scale of each token and 32 inputs",
 }
-"""What becomes of a linear layer's inputs, by the second half of its weights' format."""
+"""How a linear layer's inputs are computed, by the second half of its weights' format."""
 
 
 def check(
@@ -84,7 +84,7 @@ def _load(prepared: Prepared, limit_s: float | None) -> None:
 
 
 def report(config: Config, composition: Composition, ledger: Ledger) -> dict[str, Any]:
-    """What was decided, as plain values."""
+    """The composition and its decisions, as plain values."""
     why = {decision.key: decision.why for decision in composition.decisions}
     target = composition.target
     return {
@@ -137,8 +137,7 @@ def _part(config: Config, why: Mapping[str, str], interface: str, part: Part) ->
 
 
 def _notes(composition: Composition) -> list[str]:
-    """What becomes of drafts, what the quantizer's options came to stand for, and what it says of how
-    the checkpoint is run."""
+    """Notes on drafts, on the quantizer's options, and the quantizer's own on how the checkpoint runs."""
     quantizer = composition.target.parts["quantizer"]
     settled = _draft_notes(composition) + [
         f"{decision.key}: {decision.value}  ({decision.why})"
@@ -191,7 +190,7 @@ def _kernel(config: Config, choice: KernelChoice) -> dict[str, Any]:
 
 
 def _origin(config: Config, thing: str, key: str) -> str:
-    """Where a value comes from that nobody had to decide on."""
+    """The origin of a value that needed no decision."""
     if thing in ("checkpoint_source", "model"):
         return _REASONS[thing]
     section: Any = config
@@ -203,7 +202,7 @@ def _origin(config: Config, thing: str, key: str) -> str:
 
 
 def _not_promised(composition: Composition) -> list[str]:
-    """What makes the numbers depend on the batch: kernels, and the attention backend."""
+    """The kernels, and the attention backend, by which numbers depend on the batch."""
     if composition.numerics == "invariant":
         return []
     loose = [

@@ -1,4 +1,4 @@
-"""What `pegboard check` says of texts: what ends one, how it is sampled, how chats are rendered."""
+"""The part of `pegboard check` about texts: their ends, sampling defaults, chat template."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def text_report(prepared: Prepared) -> dict[str, Any]:
-    """What was found, as plain values.
+    """The findings, as plain values.
 
     Raises:
         TokenizerError: the tokenizer or the chat template cannot be used.
@@ -38,7 +38,7 @@ def text_report(prepared: Prepared) -> dict[str, Any]:
 
 
 def _chat(tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """How the chat template is used; None: there is none."""
+    """The use of the chat template; None: there is none."""
     if tokenizer.chat is None:
         return None
     with contextlib.closing(tokenizer):

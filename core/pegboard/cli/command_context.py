@@ -1,4 +1,4 @@
-"""What plugins' commands find in typer's `ctx.obj`."""
+"""The context that plugins' commands find in typer's `ctx.obj`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Flag:
     Attributes:
         name: as it is typed.
         key: the config's key that it sets.
-        help: what it sets, one line.
+        help: one line.
         read: (text, flag) -> the key's value.
         type: of the argument, for typer.
         short: a second way to type it.
@@ -35,7 +35,7 @@ class Flag:
 
     @property
     def metavar(self) -> str | None:
-        """What help shows for its argument; None: it takes none."""
+        """The argument's name in the help; None: it takes none."""
         return {bool: None, list[str]: "VALUE..."}.get(self.type, "VALUE")
 
     @property
@@ -54,8 +54,8 @@ class RefusedFlag:
 
     Attributes:
         name: as it is typed.
-        why: what is so here.
-        fix: what to do instead.
+        why: the reason.
+        fix: the way to do it here.
         type: of the argument; bool: it takes none.
         short: a second way to type it.
     """

@@ -116,7 +116,7 @@ def _complete(
 
 
 def _token_ids(config: Config, prompts: Sequence[str], *, chat: bool) -> list[list[int]]:
-    """Of each prompt, or of a chat that begins with it; before weights are loaded."""
+    """Token ids of each prompt, or of a chat that begins with it; before weights are loaded."""
     from pegboard.compose import load_tokenizer, prepare
 
     prepared = prepare(config)
@@ -133,7 +133,7 @@ def _token_ids(config: Config, prompts: Sequence[str], *, chat: bool) -> list[li
 def _with_progress(
     engine: Engine, num_sequences: int, max_tokens: int, streamed: bool
 ) -> Iterator[SequenceDelta]:
-    """What the engine's steps bring, with a bar of tokens unless the text itself grows in sight."""
+    """The deltas of all steps, with a bar of tokens unless the text itself is shown as it grows."""
     total = num_sequences * max_tokens
     with progress_bar(hidden=streamed and sys.stdout.isatty()) as bar:
         task = bar.add_task("Generating", total=total)

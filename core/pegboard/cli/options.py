@@ -1,4 +1,4 @@
-"""What every command that takes a config has in common: MODEL, `--config`, `--set`, the flags."""
+"""The options of every command that takes a config: MODEL, `--config`, `--set`, the flags."""
 
 from __future__ import annotations
 

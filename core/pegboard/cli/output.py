@@ -1,4 +1,4 @@
-"""What commands print of plugins, checkpoints and other files: with nothing in it that a terminal obeys."""
+"""Prints texts of plugins, checkpoints and other files without control sequences."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def print_tracebacks(texts: Iterable[str]) -> None:
 
 
 def _escaped(char: str) -> str:
-    """As JSON writes a character in a text."""
+    """The character's escape in JSON."""
     units = char.encode("utf-16-be")
     return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))

@@ -1,4 +1,4 @@
-"""`pegboard plugins`: what is installed, what it provides, and why something cannot be used."""
+"""`pegboard plugins`: installed plugins, the things they provide, and faults."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _with_passed_over(listing: PluginListing, own: Container[str]) -> PluginList
 def _loaded(
     listings: Sequence[PluginListing], config: Config | None, limit_s: float | None
 ) -> list[PluginListing]:
-    """The listings with what was found when each was loaded."""
+    """The listings with the findings of loading each."""
     from pegboard.compose.trial import LIMIT_S, try_plugin
 
     manifests = loadable(config)

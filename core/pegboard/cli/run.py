@@ -41,7 +41,7 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, *, name: str) -> int:
 
 
 def _mistakes(error: Exception) -> tuple[str, ...]:
-    """What the user did wrong, a line each; nothing for a bug."""
+    """The user's mistakes, a line each; none for a bug."""
     if isinstance(error, (CompositionRefused, ConfigMistakes)):
         return error.reasons
     if isinstance(error, UserError):

@@ -1,1 +1,1 @@
-"""What `pegboard eval` measures: how two configs predict a text, generate, and use memory and time."""
+"""The measurements of `pegboard eval`: how two configs predict a text and generate; memory and time."""

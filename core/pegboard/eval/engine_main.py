@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def _own_standard_output() -> IO[bytes]:
-    """Where answers go; what anything else prints goes to standard error instead."""
+    """The stream for answers. Whatever else is printed goes to standard error."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return answers

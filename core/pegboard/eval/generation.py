@@ -59,7 +59,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is run.
+    """The prompts of a run.
 
     Attributes:
         short: `BATCH` of them, which are continued.
@@ -78,7 +78,7 @@ def prompts_of(token_ids: Sequence[int], bos: int | None, num_tokens: int, most:
 
     Args:
         token_ids: the text's.
-        bos: what each begins with; None: nothing.
+        bos: token that each begins with; None: none.
         num_tokens: to generate after each short one.
         most: tokens of a prompt and what follows it.
     """
@@ -98,7 +98,7 @@ def measure(
     prompts: Prompts,
     on_job: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Speed], dict[str, tuple[tuple[int, ...], ...]]]:
-    """Runs the configs in turns, so that what slows the machine down slows all of them.
+    """Runs the configs in turns, so that a slow moment of the machine slows all of them.
 
     Args:
         configs: name to nested values of a config.
@@ -129,12 +129,12 @@ def measure(
 
 
 def num_jobs(num_configs: int) -> int:
-    """How often `measure` calls `on_job`."""
+    """The number of calls of `on_job` by `measure`."""
     return num_configs * (_ROUNDS + 1)
 
 
 def agreement(a: Sequence[Sequence[int]], b: Sequence[Sequence[int]], num_tokens: int) -> Agreement:
-    """How long continuations stay equal."""
+    """The agreement of two sets of continuations."""
     equal = [
         next((at for at, (x, y) in enumerate(zip(one, other, strict=True)) if x != y), num_tokens)
         for one, other in zip(a, b, strict=True)

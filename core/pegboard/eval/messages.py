@@ -1,4 +1,4 @@
-"""What a measured engine's process and the command say to each other: a JSON object a line."""
+"""The messages between a measured engine's process and the command: a JSON object a line."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Prompts to run at once; the most likely tokens follow each, so many, whatever they are."""
+    """Prompts to run at once. Each is continued greedily by exactly so many tokens."""
 
     prompts: tuple[tuple[int, ...], ...]
     num_tokens: int
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a job.
+    """The result of a job.
 
     Attributes:
         token_ids: generated, by prompt.

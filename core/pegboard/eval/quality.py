@@ -42,7 +42,7 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
-    """What a text says of the models.
+    """The models' quality on a text.
 
     Attributes:
         num_tokens: that were scored.
@@ -74,8 +74,8 @@ def compare(
     """Both models on the same windows.
 
     Args:
-        a: what is looked at.
-        b: what it is compared with.
+        a: the model under test.
+        b: the model that it is compared with.
         windows: the text.
         taps: decoder layers whose inputs are compared.
     """
@@ -91,7 +91,7 @@ def compare(
 
 
 class _Tokens:
-    """Of each scored token: both losses, divergence, agreement, error of the logits."""
+    """Columns over the scored tokens: both losses, divergence, agreement, error of the logits."""
 
     def __init__(self) -> None:
         self._columns: list[list[torch.Tensor]] = [[] for _ in range(5)]
@@ -180,7 +180,7 @@ def _relative_error(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _ratio(losses_a: torch.Tensor, losses_b: torch.Tensor) -> tuple[float, float]:
-    """Of the perplexities, and its standard error to first order."""
+    """The ratio of the perplexities, and its standard error to first order."""
     difference = losses_a - losses_b
     ratio = _exp(difference.mean().item())
     error = difference.std().item() / math.sqrt(len(difference)) if len(difference) > 1 else 0.0

@@ -37,7 +37,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read, and how.
+    """The text that the models read, and its windows.
 
     Attributes:
         file: its path.
@@ -56,7 +56,7 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What A may differ from B by; None: by any amount."""
+    """The most by which A may differ from B; None: any amount."""
 
     max_kl: float | None = None
     max_perplexity_ratio: float | None = None
@@ -85,11 +85,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pegboard_version, date: of the run; the date in UTC.
         a, b: the configs.
-        text: what they read.
+        text: that they read.
         quality: how they did.
         greedy: how their texts agree, unless generation was left out or there is no B.
-        limits: what was allowed.
-        passed: a line for each limit that was passed; none: all is well.
+        limits: on the differences.
+        passed: a line for each limit that was passed.
     """
 
     pegboard_version: str
@@ -126,7 +126,7 @@ def result(
 
 
 def side(ref: str, prepared: Prepared, speed: Speed | None) -> Side:
-    """A config, with what was measured of it."""
+    """A config, with its measurements."""
     composition, entries = prepared.composition, prepared.ledger.entries
     quantizer = composition.target.parts["quantizer"]
     options = ", ".join(f"{key} {value}" for key, value in quantizer.options.items())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """A config that is looked at. `ref` is what `flag` was given."""
+    """A config under test. `ref` is the value of `flag`."""
 
     flag: str
     ref: str
@@ -74,7 +74,7 @@ class Reading:
 
 
 def subject(flag: str, ref: str | None, sets: Sequence[str]) -> Subject:
-    """A config by what its flag was given: a YAML file or a model; and texts `key=value` over it.
+    """The config of a flag's value, a YAML file or a model, with texts `key=value` over it.
 
     Raises:
         UserError: it does not go together, or has no tokenizer.

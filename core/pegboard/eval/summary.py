@@ -16,7 +16,7 @@ Row = tuple[str, ...]
 
 
 def lead(text: Text, num_scored: int) -> str:
-    """What was read, and how."""
+    """The text and its windows, in words."""
     begin = "none begins with bos" if text.bos is None else f"each begins with bos ({text.bos})"
     return (
         f"{num_scored:,} tokens scored of the first {text.num_tokens:,} of {text.file}; windows of"
@@ -25,7 +25,7 @@ def lead(text: Text, num_scored: int) -> str:
 
 
 def side_rows(result: Result) -> Iterator[Row]:
-    """What each config is, and what was measured of it."""
+    """Rows of each config and its measurements."""
     sides = [side for side in (result.a, result.b) if side is not None]
     yield "config", *(side.ref for side in sides)
     if any(side.model != side.ref for side in sides):
@@ -42,7 +42,7 @@ def side_rows(result: Result) -> Iterator[Row]:
 
 
 def difference_rows(result: Result) -> Iterator[tuple[str, str]]:
-    """How A differs from B."""
+    """Rows of the differences between A and B."""
     found, greedy = result.quality.divergence, result.greedy
     if found is not None:
         error = f"{found.perplexity_ratio:.5f} ± {found.perplexity_ratio_error:.5f}"

@@ -13,7 +13,7 @@ class Window:
     """Tokens that a model reads at once.
 
     Attributes:
-        token_ids: what it reads; with the bos token first, for a model that wants one.
+        token_ids: of the window; with the bos token first, for a model that wants one.
         first_scored: index of the first token that is scored, by the logits of the token before it;
             all after it are. Those before it are context.
     """
@@ -37,7 +37,7 @@ def windows(
         token_ids: the text's, without bos.
         length: most tokens of a window, bos included.
         stride: tokens from the start of a window to that of the next, 1 to `length` less bos.
-        bos: what each window begins with; None: nothing.
+        bos: token that each window begins with; None: none.
 
     Raises:
         ConfigError: the stride would leave tokens out, or there is nothing to score.

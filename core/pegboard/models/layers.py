@@ -147,7 +147,7 @@ class JointLayers:
 
 @dataclass(frozen=True)
 class LayerBuilder:
-    """What a model's factory gets: makes layers and reads their weights.
+    """Makes layers and reads their weights; a model's factory gets one.
 
     Attributes:
         shape: the model.

@@ -1,8 +1,8 @@
 """One decoder layer of any model, run by hand: hidden states in, hidden states out.
 
 The model's own factory builds it, of a shape with that layer alone. Its embedding gives rows of the
-hidden states, its last norm hands them on, and its linear layers are plain products that tell what
-they are given.
+hidden states, its last norm hands them on, and its linear layers are plain products that tell their
+inputs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pegboard.models.layers import (
 _LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
 
 OnInput = Callable[[str, torch.Tensor], None]
-"""Told the name of a linear layer, and what it is given."""
+"""Told the name of a linear layer, and its inputs."""
 
 
 class Reached(Exception):
@@ -49,7 +49,7 @@ class OneLayer:
         index: of the layer.
         parameters: float32 values of all of its parameters, by full name.
         inputs: float32 [num_tokens, hidden_size] for each text.
-        builder: what the model is otherwise built with.
+        builder: of the model's other layers.
         build_model: the model's factory.
         prepare: makes attention ready for one text of so many tokens.
     """
@@ -72,7 +72,7 @@ class OneLayer:
         self.groups = self._groups()
 
     def inputs(self, name: str, num_texts: int | None = None) -> Iterator[torch.Tensor]:
-        """What a linear layer is given, [num_tokens, in_features] of each text."""
+        """A linear layer's inputs, [num_tokens, in_features] of each text."""
         given: list[torch.Tensor] = []
 
         def until(linear: str, x: torch.Tensor) -> None:
@@ -138,7 +138,7 @@ class OneLayerBuilder(LayerBuilder):
     Attributes:
         index: of the layer in the whole model.
         parameters: its values, by the names of the whole model.
-        hidden: [num_tokens, hidden_size], what the layer is given.
+        hidden: [num_tokens, hidden_size], the layer's inputs.
         on_input: told of each linear layer's inputs.
     """
 
@@ -175,7 +175,7 @@ class OneLayerBuilder(LayerBuilder):
 
 
 class _OpenLinear(Linear):
-    """A plain product that tells what it is given."""
+    """A plain product that tells its inputs."""
 
     def __init__(self, name: str, values: Mapping[str, torch.Tensor], on_input: OnInput) -> None:
         self._name = name
@@ -189,7 +189,7 @@ class _OpenLinear(Linear):
 
 
 class _NoNorm(RMSNorm):
-    """Hands on what it is given."""
+    """The identity, in place of a norm."""
 
     def __init__(self) -> None: ...
 

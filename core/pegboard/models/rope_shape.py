@@ -39,7 +39,7 @@ def rope_shape(config: ConfigValues, rotary_dim: int, max_position: int) -> Rope
 
 
 def _said_by(config: ConfigValues, key: str, rotary_dim: int, max_position: int) -> RopeShape:
-    """What one of the two sections says, which may be empty."""
+    """The rotation by one of the two sections, which may be empty."""
     section = config.section(key)
     outer = config.number("rope_theta", DEFAULT_THETA)
     theta = section.number("rope_theta", outer)

@@ -1,8 +1,8 @@
 """Describes the Llama family from a checkpoint's config. Torch-free.
 
 Llama, Mistral, Qwen2 and Qwen3 are one decoder: grouped-query attention with rotary embedding, a
-gated MLP, RMSNorm before each. They differ in biases, window, norms of q and k, and in what a config
-that leaves a key out means.
+gated MLP, RMSNorm before each. They differ in biases, window, norms of q and k, and in the defaults of
+missing config keys.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pegboard.models.rope_shape import rope_shape, scaled_max_position
 
 _MAX_HEADS = 2**16
 _MAX_LAYERS = 2**12
-"""Far more than any model has; what is described takes an object a layer."""
+"""Far more than any model has. The description of a model takes an object a layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What sets a family apart.
+    """The differences of a family.
 
     Attributes:
         max_position: `max_position_embeddings` of a config without it.

@@ -35,5 +35,5 @@ class Caller:
 
 
 def caller(http: Request) -> Caller:
-    """Who sent a request that has passed `RequireKey`, where there are keys."""
+    """The sender of a request that has passed `RequireKey`, if there are keys."""
     return Caller(getattr(http.state, "key", None))

@@ -100,7 +100,7 @@ _TYPES = {
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """How an exception of ours, or a bug, is told to a client."""
+    """The answer to a client for an exception of ours or a bug."""
     match error:
         case ApiError():
             return error

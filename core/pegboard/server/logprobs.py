@@ -37,7 +37,7 @@ class ChoiceLogprobs:
     def prompt(
         self, text: str, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None]
     ) -> CompletionLogprobs:
-        """Those of an echoed prompt, before those of the answer.
+        """Logprobs of an echoed prompt; called before `answer`.
 
         Args:
             text: the prompt's.
@@ -58,7 +58,7 @@ class ChoiceLogprobs:
         return self._columns(token_ids, entries, offsets)
 
     def answer(self, entries: Sequence[TokenLogprob]) -> CompletionLogprobs:
-        """Those of the next tokens."""
+        """Logprobs of the next tokens."""
         token_ids = [entry.token_id for entry in entries]
         offsets = []
         for token_id in token_ids:
@@ -68,7 +68,7 @@ class ChoiceLogprobs:
         return self._columns(token_ids, entries, offsets)
 
     def _begin(self, token_id: int) -> int:
-        """Where the token begins; a character that it does not go on with is over."""
+        """The offset at which the token begins. A character that it does not continue ends here."""
         raw = self._texts.raw(token_id)
         if raw and raw[0] & 0xC0 != 0x80:
             self._offset += len(self._decoder.decode(b"", final=True))

@@ -1,4 +1,4 @@
-"""How many files the server may have open, and so how many connections: each is one."""
+"""The number of files that the server may open, and so of connections: each is one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import resource
 from pegboard.errors import ConfigError
 
 MAX_FILES = 2**16
-"""As far as the soft limit is raised, where the hard one allows more."""
+"""Most files up to which the soft limit is raised, if the hard one allows."""
 
 MAX_CONNECTIONS = 4096
-"""Where the config leaves the number open: each may hold a head and a piece of body of 64 KiB."""
+"""Most connections by default. Each may hold a head and a piece of body of 64 KiB."""
 
 RESERVED_FILES = 128
 """For all but connections: sockets and pipes to the processes of the server, files that are read, and the

@@ -1,4 +1,4 @@
-"""How many connections may be open, and which of them give way to new ones."""
+"""The places for connections, and which connections give way to new ones."""
 
 from __future__ import annotations
 

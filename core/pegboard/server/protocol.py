@@ -69,7 +69,7 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """How to stream.
+    """Options of a stream.
 
     Attributes:
         include_usage: send a last chunk that counts the tokens.

@@ -38,7 +38,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
-    """Of one token at one place in the prompt; rank 1 is the likeliest there."""
+    """The logprob of one token at one place in the prompt; rank 1 is the likeliest there."""
 
     logprob: float
     rank: int

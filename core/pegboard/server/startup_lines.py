@@ -17,7 +17,7 @@ logger = logging.getLogger("pegboard.server")
 
 
 def log_settings(config: Config) -> None:
-    """The version, and the settings that are not defaults; secrets are masked."""
+    """Logs the version, and the settings that are not defaults; secrets are masked."""
     logger.info("Pegboard %s, model %s", version("pegboard"), config.model)
     logger.info("non-default args: %s", non_default(config))
 
@@ -29,7 +29,7 @@ def non_default(config: Config) -> dict[str, Any]:
 
 
 def log_loaded(prepared: Prepared, seconds: float) -> None:
-    """How long loading took, and how many tokens the KV pool holds."""
+    """Logs the time that loading took, and the tokens that the KV pool holds."""
     ledger = prepared.ledger
     weights = sum(e.num_bytes for e in ledger.entries if e.name.startswith("weights: "))
     logger.info("Model loading took %.2f GiB memory and %.1f seconds", weights / 2**30, seconds)

@@ -20,7 +20,7 @@ from pegboard.server.submission import Submission
 T = TypeVar("T")
 
 STALL_S = 30.0
-"""How long a client may read nothing before its stream is given up."""
+"""Seconds without a read by the client after which its stream is given up."""
 
 _LINE_ENDS = [(end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0085\u2028\u2029"]
 """JSON need not escape them, but clients that cut events into lines by Unicode's rules end lines there."""

@@ -36,7 +36,7 @@ class StrictHttp(h11.Connection):
         return self.their_state in (h11.DONE, MIGHT_SWITCH_PROTOCOL)
 
     def next_event(self) -> Any:
-        """As of h11.
+        """See h11.
 
         Raises:
             h11.RemoteProtocolError: the message is no HTTP, or states its length in two ways, or comes

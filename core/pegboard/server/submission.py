@@ -31,7 +31,7 @@ class Progress:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompts, each counted once."""
+        """Cached tokens of the prompts, each counted once."""
         return sum(self._num_cached.values())
 
     @property

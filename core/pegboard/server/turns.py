@@ -1,4 +1,4 @@
-"""Who begins when many requests come at once."""
+"""Turns for requests when many come at once."""
 
 from __future__ import annotations
 
