@@ -78,7 +78,7 @@ class Verified:
         return [names[key] for key in sorted(names, key=lambda key: len(key[1]))]
 
     def flip_a_bit(self, layer: int, block: int) -> None:
-        kv = self.engine.core._parts.executor._worker._running().kv
+        kv = self.engine.core._parts.executor._worker._running().units.target.kv
         tensor = list(kv[layer].values())[-1]
         tensor[block].view(torch.uint8).view(-1)[5] ^= 1
 
