@@ -140,6 +140,8 @@ def _unread(entry: Provides) -> Iterator[tuple[str, str]]:
     for key, word in _words(entry):
         if word not in WORDS[key]:
             yield f"says {key} {word!r}, which means nothing", ", ".join(WORDS[key])
+    if entry.interface != "attention" and any(one.block_sizes for one in entry.requirements):
+        yield f"requires block_sizes, which are not read of {entry.interface!r}", ""
     blank = Provides(interface="", version=0, name="", summary="")
     for key in sorted(foreign_fields(entry.interface)):
         if getattr(entry, key) != getattr(blank, key):

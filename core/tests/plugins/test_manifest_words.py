@@ -37,6 +37,7 @@ def parsed(entry: str) -> Provides:
         ('requires.dtypes = ["fp32"]', "fp32", "float32"),
         ('requires.capability = "8"', "capability", ""),
         ('operations = [{ operation = "gemm" }]', "gemm", "linear"),
+        ("requires.block_sizes = [16]", "block_sizes", ""),
         ('layout = ":layout"', "layout", ""),
         ('methods = ["gptq"]', "methods", ""),
         ('encodings = ["int8"]', "encodings", ""),
