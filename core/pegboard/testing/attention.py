@@ -54,7 +54,7 @@ def shape(
 
 
 class AttentionContract:
-    """What every backend keeps; what a feature adds runs where `features` names it."""
+    """The contract of every backend; tests of a feature run if `features` names it."""
 
     @staticmethod
     def layout(group: KVGroup) -> Sequence[TensorSpec]:
@@ -76,7 +76,7 @@ class AttentionContract:
     }
 
     encoding = "none"
-    """That the test runs for."""
+    """The encoding that the test runs for."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "each_encoding" in metafunc.fixturenames:
@@ -126,7 +126,7 @@ class AttentionContract:
         return values.view(-1, 1, head_dim).to(self.device, getattr(torch, self.dtypes[0]))
 
     def group(self, values: torch.Tensor) -> KVGroup:
-        """Of one layer with such values."""
+        """A group of one layer with such values."""
         _, heads, head_dim = values.shape
         size = self.block_sizes[0]
         return KVGroup((0,), heads, head_dim, size, None, self.encoding, self.dtypes[0])
@@ -262,7 +262,7 @@ class AttentionContract:
         self.check(rows, Chunk(0, 5))
 
     def test_static_scales(self, make: MakeBackend) -> None:
-        """Of layer and head, some too small for the largest numbers; layers without have their own."""
+        """Scales by layer and head, some too small for the largest numbers; one layer has none."""
         if self.encoding == "none":
             pytest.skip("nothing is scaled")
         one = shape(4, 2, self.head_dims[0])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 NEAR = 1e-6
-"""What the rounding of a rotation may move a number, as a share of the head's largest."""
+"""The most that the rounding of a rotation may move a number, as a share of the head's largest."""
 
 
 def _int8() -> list[float]:
@@ -21,7 +21,7 @@ def _int8() -> list[float]:
 
 
 def _e4m3() -> list[float]:
-    """By exponent and mantissa; the last code, which is not a number, left out."""
+    """The numbers of e4m3 by exponent and mantissa, without the last code, which is no number."""
     small = [mantissa * 2.0**-9 for mantissa in range(8)]
     exponents, eighths = range(1, 16), range(8)
     return small + [2.0 ** (e - 7) * (1 + m / 8) for e in exponents for m in eighths][:-1]
@@ -31,7 +31,7 @@ SIZES: dict[str, NDArray[np.float64]] = {
     "int8": np.array(_int8()),
     "fp8_e4m3": np.array(_e4m3()),
 }
-"""By encoding, the sizes of numbers that it has, ascending: a size's code is its place."""
+"""The sizes of numbers of each encoding, ascending: a size's code is its place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 MAX_POSITION = 256
 POISON = 1e4
-"""What blocks of nobody hold; reading it is seen."""
+"""The numbers in blocks that nobody owns; a result shows if they are read."""
 
 POISON_CODE = 99
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one row computes in a step: its next tokens, then draft nodes by their parents.
+    """A row's part of a step: its next tokens, then draft nodes by their parents.
 
     A parent of -1 is the row's last token.
     """
@@ -50,7 +50,7 @@ class Chunk:
         return 1 if parent < 0 else 1 + self.depth(parent)
 
     def sibling(self, node: int) -> int:
-        """How many earlier nodes have the node's depth."""
+        """The number of earlier nodes of the node's depth."""
         return [self.depth(other) for other in range(node)].count(self.depth(node))
 
     def ancestors(self, node: int) -> set[int]:
@@ -60,7 +60,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a backend is made for.
+    """The problem that a backend is made for.
 
     Attributes:
         layers: attention of each layer; layers of one window share a KV group.
@@ -89,7 +89,7 @@ class Problem:
     loudness: float = 0.0
 
     def read_back(self, layer: int) -> tuple[ReadBack, ReadBack]:
-        """What blocks of a layer give back of keys and values."""
+        """Functions that read keys and values back from a layer's blocks."""
         scales = self.kv_scales.get(layer)
         if scales is None or scales.codes != ENCODINGS.get(self.encoding):
             return ReadBack(self.encoding), ReadBack(self.encoding)

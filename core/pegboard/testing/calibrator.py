@@ -54,7 +54,7 @@ class CalibratorUnderTest:
 
 
 class CalibratorContract:
-    """What every calibrator keeps.
+    """The contract of every calibrator.
 
     Attributes:
         settings: sets of settings under test, as a recipe says them.
@@ -127,7 +127,7 @@ def _values() -> list[torch.Tensor]:
 
 
 def _inputs(seed: int) -> list[torch.Tensor]:
-    """Of two texts; a few of the inputs are far larger than the others."""
+    """Inputs of two texts; a few are far larger than the others."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

@@ -54,7 +54,7 @@ class SourceUnderTest:
 
 
 class CheckpointSourceContract:
-    """What every source keeps."""
+    """The contract of every source."""
 
     @pytest.fixture
     def make(self) -> SourceUnderTest:

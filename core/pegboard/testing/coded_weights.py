@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a format leaves open.
+    """The choices that a format leaves open.
 
     Attributes:
         group_size: inputs a group; None: one group.

@@ -32,7 +32,7 @@ NO_SUCH_OPTION = "--no-such-option"
 
 
 class CommandContract:
-    """What every command keeps.
+    """The contract of every command.
 
     Attributes:
         arguments: of a run that succeeds.

@@ -35,7 +35,7 @@ class TinyCommandContext(CommandContext):
     """
 
     calibrators: ClassVar[Mapping[str, type[Calibrator]]] = {}
-    """By method. A suite of a command that asks for one has a subclass with its own."""
+    """Calibrators by method. The suite of a command that asks for one subclasses this with its own."""
 
     def __init__(self, failing: str = "") -> None:
         self._failing = failing
@@ -44,7 +44,7 @@ class TinyCommandContext(CommandContext):
         self.streams: list[TinyStream] = []
 
     def resolve(self, config: dict[str, Any]) -> Any:
-        """What an engine of the config runs."""
+        """The composition of an engine of the config."""
         self.ask("resolve")
         with self._engine(config) as engine:
             return engine.prepared

@@ -5,8 +5,8 @@
         def make(self):
             return MyDrafter                # called with a DrafterContext
 
-The suite plays the runner: sequences take rows, compute chunks, get tokens, and leave. What a drafter
-guesses is its own affair; that its nodes can be used is not.
+The suite plays the runner: sequences take rows, compute chunks, get tokens, and leave. A drafter may
+guess anything; its nodes must be usable.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Rows:
 
 
 class DrafterContract:
-    """What every drafter keeps.
+    """The contract of every drafter.
 
     Attributes:
         remembers: whether it keeps what it learned of sequences that are gone, for others.
@@ -174,7 +174,7 @@ class DrafterContract:
         assert all(type(tap) is int and tap >= -1 for tap in taps), f"taps: {taps!r}"
 
     def test_rows_are_taken_back_while_their_sequences_run(self, make: MakeDrafter) -> None:
-        """As the runner does once a drafter that erred is tried again."""
+        """The runner does so when a drafter that erred is tried again."""
         rows, text = self.start(make), self.text(60)
         for row in (0, 4):
             rows.admit(row, text[:20])

@@ -14,14 +14,14 @@ from pegboard.testing.guessing_drafter import GuessingDrafter, Outputs
 
 
 class Mute(Exception):
-    """An error that cannot say what it is."""
+    """An error whose message cannot be had."""
 
     def __str__(self) -> str:
         raise ValueError
 
 
 class Panic(BaseException):
-    """What a library in Rust raises."""
+    """A panic of a library in Rust."""
 
 
 ERRORS: dict[str, Callable[[], BaseException]] = {

@@ -29,7 +29,7 @@ TIMEOUT_S = 60.0
 
 
 class ExecutorContract:
-    """What every executor keeps."""
+    """The contract of every executor."""
 
     num_workers: ClassVar[int] = 1
 

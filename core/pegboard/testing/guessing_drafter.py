@@ -1,4 +1,4 @@
-"""A drafter that knows what comes, and guesses right as often as it is told to."""
+"""A drafter that knows the tokens to come, and guesses right as often as it is told to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GuessingDrafter(Drafter):
     """Right, wrong and partly right guesses, in chains and trees.
 
     Args:
-        outputs: what comes. Of a sequence that is not in it, nothing is guessed.
+        outputs: the tokens to come. It guesses nothing for other sequences.
         right: share of depths at which the right token is among the guesses.
         width: guesses a depth; with more than one, the path goes on below one of them at random.
         seed: of the choices.

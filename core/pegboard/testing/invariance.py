@@ -50,7 +50,7 @@ def various_params(num_prompts: int) -> list[SamplingParams]:
 
 @dataclass(frozen=True, slots=True)
 class Guesses:
-    """What a drafter guesses, from 1 (all right) to 0 (all wrong).
+    """The guesses of a drafter, from 1 (all right) to 0 (all wrong).
 
     Attributes:
         right: share of depths at which the right token is among the guesses.
@@ -73,7 +73,7 @@ class Case:
         budget: most tokens a step, all sequences and drafts together.
         pool: size of the KV pool in bytes, small enough to preempt; None: plenty.
         disorder: seed of random order, chunk sizes and preemptions; None: in order.
-        guesses: of a drafter that knows what comes; None: no drafter.
+        guesses: of a drafter that knows the tokens to come; None: no drafter.
         arrivals: prompts that arrive before each step; None: all of them before the first.
         interruptions: seed of random preemptions, whatever the scheduler plans; None: none.
         cached: whether a `DictCache` serves what it knows; for models with one KV group, and a
@@ -128,7 +128,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What one sequence became.
+    """The outcome of one sequence.
 
     Attributes:
         tokens: generated ids.
@@ -142,7 +142,7 @@ class Trace:
 
 
 Traces = dict[tuple[int, int], Trace]
-"""(prompt, sequence) to what it became."""
+"""(prompt, sequence) to its outcome."""
 
 
 def run_case(
@@ -162,7 +162,7 @@ def run_case(
         case: how to run.
         prompts: token ids.
         params: one for each prompt.
-        known: what each sequence becomes, for cases with guesses.
+        known: the outcome of each sequence, for cases with guesses.
         fields: for each prompt, further arguments of `Engine.submit` (`priority`, `cache_salt`).
         may_be_cut_off: interfaces whose plugin may err, so that the engine does without it.
         objects: interface name to an object, as for `Engine`. A chunk and interruptions are added to

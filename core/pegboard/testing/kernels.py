@@ -37,7 +37,7 @@ BATCHES = (1, 2, 3, 4, 5, 17, 33)
 
 
 class KernelContract:
-    """What all kernels keep.
+    """The contract of all kernels.
 
     Attributes:
         operation: one of `OPERATIONS`.

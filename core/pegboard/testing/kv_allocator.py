@@ -68,7 +68,7 @@ def _fails_half_way(change: Callable[[], object], allocator: KVAllocator) -> Non
 
 
 class KVAllocatorContract:
-    """What every allocator keeps."""
+    """The contract of every allocator."""
 
     machine: type[AllocatorMachine] = AllocatorMachine
 
@@ -230,8 +230,8 @@ class KVAllocatorContract:
 
 
 class BlocksOnDemandContract(KVAllocatorContract):
-    """What an allocator keeps that has nothing set aside: a sequence takes the blocks that its tokens
-    are in, and no others."""
+    """The contract of allocators that set nothing aside: a sequence takes the blocks of its tokens, and
+    no others."""
 
     machine = OnDemandMachine
 
@@ -270,7 +270,7 @@ def _sharing(pool: KVAllocator) -> SharedBlocks:
 
 
 class SharedBlocksContract(BlocksOnDemandContract):
-    """What an allocator keeps whose blocks can have several owners."""
+    """The contract of allocators whose blocks can have several owners."""
 
     machine = SharingMachine
 
@@ -370,7 +370,7 @@ class SharedBlocksContract(BlocksOnDemandContract):
 
 
 class PinnedBlocksContract(SharedBlocksContract):
-    """What an allocator keeps that serves KV transfers."""
+    """The contract of allocators that serve KV transfers."""
 
     machine = PinMachine
 

@@ -49,7 +49,7 @@ class CacheOfBlocks(PrefixCache):
 
 
 class PoolModel:
-    """Who references which block; the truth that an allocator is compared with.
+    """References to blocks: the model that an allocator is compared with.
 
     Attributes:
         tables: owner to its blocks, a group, in order; 0 where the window gave one back.
@@ -106,8 +106,8 @@ class PoolModel:
 class AllocatorMachine(RuleBasedStateMachine):
     """Random calls of `KVAllocator` on an allocator and on the model of it.
 
-    What is set aside for a sequence beside its blocks is the allocator's to decide: whether there is
-    room is asked of `probe`, and what it says must be what happens.
+    An allocator may set blocks aside for a sequence: `probe` is asked whether there is room, and its
+    answer must come true.
     """
 
     def __init__(self, make: Callable[[AllocatorContext], KVAllocator]) -> None:
@@ -136,7 +136,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         return self.model.totals[group] - len(taken)
 
     def _taken(self) -> set[Block]:
-        """Blocks that cannot be handed out: what the cache alone holds can."""
+        """Blocks that cannot be handed out; those that only the cache holds can."""
         return self.model.held() | self.model.pinned() | self.model.waiting()
 
     def _owner(self, data: st.DataObject) -> int:
@@ -279,14 +279,14 @@ class AllocatorMachine(RuleBasedStateMachine):
             assert entry.pinned >= len(mine["pinned"] - mine["held"] - mine["waiting"] - cached)
 
     def _check_free(self, entry: KVLedger, num_referenced: int) -> None:
-        """Whoever owns nothing has nothing set aside."""
+        """Without owners nothing is set aside."""
         assert entry.free <= entry.total - num_referenced
         if not (self.model.tables or self.model.deferred or num_referenced):
             assert entry.free == entry.total
 
 
 class OnDemandMachine(AllocatorMachine):
-    """The same, of an allocator that sets nothing aside: what it answers is known exactly."""
+    """The same, of an allocator that sets nothing aside: its answers are known exactly."""
 
     def _fits(self, owner: int, num_slots: int, wanted: list[set[int]]) -> bool:
         return all(len(wanted[g]) <= self._free(g) for g in range(len(wanted)))

@@ -35,7 +35,7 @@ _property = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class KVTransferContract:
-    """What both halves of every transfer keep.
+    """The contract of both halves of every transfer.
 
     Attributes:
         block_sizes: of the KV groups, a tuple for each kind of model to test.

@@ -88,7 +88,7 @@ class ServedKV:
             assert _differing(before, self.kv) == [], "saving changed KV"
 
     def fetch(self, tokens: Sequence[int], salt: str = "") -> TransferPlan:
-        """What a new sequence with these tokens would be brought."""
+        """The plan for a new sequence with these tokens."""
         return self.plan(self.host.fetch, tokens, salt)
 
     def plan(

@@ -1,4 +1,4 @@
-"""The canonical weight and what a product with it is, in the open."""
+"""The canonical weight and the product with it, by their plain formulas."""
 
 from __future__ import annotations
 

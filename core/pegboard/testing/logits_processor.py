@@ -31,7 +31,7 @@ NUM_PROMPT = 5
 
 
 class LogitsProcessorContract:
-    """What every logits processor keeps.
+    """The contract of every logits processor.
 
     Attributes:
         params: validated parameters to try, two or more that act differently.
@@ -70,7 +70,7 @@ class LogitsProcessorContract:
     def alone(
         self, make: MakeProcessor, row: int, length: int, params: Mapping[str, Any]
     ) -> torch.Tensor:
-        """What a new processor makes of one row of logits."""
+        """One row of logits after a new processor."""
         processor, logits = self.processor(make), self.logits(self.max_num_seqs)[row : row + 1]
         processor.admit(row, params)
         processor.apply(logits, [self.row(row, length)])

@@ -47,7 +47,7 @@ Forward = Callable[[Sequence[int]], tuple["torch.Tensor", dict[int, "torch.Tenso
 
 @dataclass(frozen=True, slots=True)
 class ModelUnderTest:
-    """A model, a checkpoint, and what it says.
+    """A model, a checkpoint, and a reference of its outputs.
 
     Attributes:
         describe: the torch-free function that the manifest names.
@@ -129,7 +129,7 @@ class Running:
 
 
 class ModelContract:
-    """What every model keeps.
+    """The contract of every model.
 
     Attributes:
         text: token ids to run, longer than a window of the model.

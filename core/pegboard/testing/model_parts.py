@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def layer_builder(shape: ModelShape, tensors: Mapping[str, torch.Tensor]) -> LayerBuilder:
-    """What the factory gets, for a checkpoint of these tensors in float64 on a CPU."""
+    """The builder that a factory gets, for a checkpoint of these tensors in float64 on a CPU."""
     from pegboard.models.layers import LayerBuilder
 
     return LayerBuilder(
@@ -102,7 +102,7 @@ class Product(LinearKernel):
 
 
 class Norm(RMSNormKernel):
-    """Operation `rms_norm`. What it may overwrite, it does."""
+    """Operation `rms_norm`. It overwrites every input that it may."""
 
     def self_test(self) -> None: ...
 
@@ -119,7 +119,7 @@ class Norm(RMSNormKernel):
 
 
 class SiluMul(SiluMulKernel):
-    """Operation `silu_mul`. What it may overwrite, it does."""
+    """Operation `silu_mul`. It overwrites every input that it may."""
 
     def self_test(self) -> None: ...
 

@@ -78,7 +78,7 @@ LIFE: tuple[Event, ...] = (
 
 
 class ObserverContract:
-    """What every observer keeps."""
+    """The contract of every observer."""
 
     @pytest.fixture
     def make(self) -> MakeObserver:

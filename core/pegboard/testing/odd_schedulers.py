@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pegboard.interfaces.scheduler import QueueView, Scheduler, SequenceView, StepBuilder
 
 INTERRUPTION_RATE = 0.15
-"""Of steps, those before which a running sequence is preempted."""
+"""The share of steps before which a running sequence is preempted."""
 
 
 class InOrder(Scheduler):
@@ -37,7 +37,7 @@ class Chunked(Scheduler):
 
 
 class _CuttingStep(StepBuilder):
-    """Cuts what is added. KV for the rest is asked for as a reserve, as it was."""
+    """Cuts chunks. KV for the rest is still asked for, as a reserve."""
 
     def __init__(self, step: StepBuilder, chunk: int) -> None:
         self._step = step

@@ -21,7 +21,7 @@ MAX_NEAR_TIES = 0.02
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What an audit found; reports of several texts are added up.
+    """The findings of an audit; reports of several texts are added up.
 
     Attributes:
         num_positions: tokens audited.
@@ -60,7 +60,7 @@ def audit(
     Args:
         reference_logits_fn: token ids -> logits of each position, array-like [len(ids), vocab_size].
         prompt: token ids, at least one.
-        tokens: what the engine under audit generated from it at temperature 0.
+        tokens: that the engine under audit generated from it at temperature 0.
         epsilon: gap that is put down to rounding.
     """
     ids = [*prompt, *tokens]

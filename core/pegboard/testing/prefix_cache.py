@@ -5,7 +5,7 @@
         def make(self):
             return MyCache                  # called with a PrefixCacheContext
 
-The suite plays the engine: it hands out blocks, publishes them, and knows what each one holds.
+The suite plays the engine: it hands out blocks, publishes them, and knows the content of each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def prefix(tokens: Sequence[int], salt: str = "") -> Prefix:
 
 
 class Published:
-    """A cache, and what its blocks hold.
+    """A cache, and the content of its blocks.
 
     Attributes:
         cache: under test.
@@ -112,7 +112,7 @@ class Published:
 
 
 class PrefixCacheContract:
-    """What every cache keeps.
+    """The contract of every cache.
 
     Attributes:
         keeps: whether the cache keeps anything; False for one that promises `inactive`.

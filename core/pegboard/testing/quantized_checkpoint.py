@@ -163,7 +163,7 @@ class RoundingDecoder(DenseDecoder):
 def logprob_errors(
     config: Mapping[str, Any], texts: Sequence[Sequence[int]], logits: Sequence[torch.Tensor]
 ) -> list[float]:
-    """How far an engine's logprobs of each text are from those of logits [num_tokens, vocab_size].
+    """The errors of an engine's logprobs of each text against those of logits [num_tokens, vocab_size].
 
     Compared are the engine's `NUM_TOP` largest at each position but the last. A text's error is the
     root of their mean square difference, over the logits' standard deviation.
@@ -192,7 +192,7 @@ def largest_logprob_error(
 
 
 def _prompt_logprobs(engine: Engine, ids: Sequence[int]) -> list[TokenLogprob]:
-    """Those of each token but the first."""
+    """Logprobs of each token but the first."""
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=NUM_TOP)
     engine.submit(list(ids), params)
     found: list[TokenLogprob] = []

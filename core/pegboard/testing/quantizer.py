@@ -10,8 +10,8 @@
                 write=write_my_format, open=MySource,
             )
 
-The suite has weights written in the quantizer's format and compares what it loads with what was
-written.
+The suite has weights written in the quantizer's format and compares the loaded weights with the
+written ones.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class QuantizerUnderTest:
 
 
 class QuantizerContract:
-    """What every quantizer keeps.
+    """The contract of every quantizer.
 
     Attributes:
         dtypes: activation dtypes under test.

@@ -91,7 +91,7 @@ def reference_token(logits: NDArray[np.float32], draw: Draw) -> tuple[int, float
 
 
 class SampleContract(KernelContract):
-    """What the operation `sample` keeps."""
+    """The contract of the operation `sample`."""
 
     operation = "sample"
     vocab_size: ClassVar[int] = 517

@@ -5,9 +5,9 @@
         def make(self):
             return MyScheduler          # called with a SchedulerContext
 
-The suite plays the engine: a queue, a step builder that refuses what does not fit, and steps that
-compute what was planned. It asserts what every policy owes: it finishes all work, survives a full
-pool, and relies on nothing that the queue does not show.
+The suite plays the engine: a queue, a step builder that refuses sequences that do not fit, and steps
+that compute the plan. Every policy must finish all work, survive a full pool, and rely on nothing
+that the queue does not show.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SimulatedSequence:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the scheduler sees; writing to it raises."""
+    """The view of a sequence; writing to it raises."""
 
     seq_id: int
     arrival: float
@@ -154,7 +154,7 @@ class Simulation:
 
 
 class Builder(StepBuilder):
-    """The step that is being planned; it refuses what does not fit."""
+    """The step that is being planned; it refuses sequences that do not fit."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._sim = simulation
@@ -244,7 +244,7 @@ _property = settings(
 
 
 class SchedulerContract:
-    """What every scheduler keeps."""
+    """The contract of every scheduler."""
 
     @pytest.fixture
     def make(self) -> MakeScheduler:

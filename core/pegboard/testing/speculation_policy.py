@@ -67,7 +67,7 @@ def views(draw: st.DrawFn, seq_id: int = 0) -> DraftView:
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[list[DraftView], int, LinearCosts]:
-    """What a policy is asked in one step."""
+    """The arguments of one call of `choose`."""
     rows = [draw(views(seq_id)) for seq_id in range(draw(st.integers(1, 5)))]
     seconds = st.sampled_from([0.0, 1e-6, 1e-3, 1.0])
     costs = LinearCosts(
@@ -83,7 +83,7 @@ _property = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class SpeculationPolicyContract:
-    """What every policy keeps."""
+    """The contract of every policy."""
 
     @pytest.fixture
     def make(self) -> MakePolicy:

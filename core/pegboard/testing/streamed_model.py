@@ -95,7 +95,7 @@ class TinyLayer:
 
 
 class _OpenDecoder(DenseDecoder):
-    """Tells what its linear layers are given."""
+    """Tells the inputs of its linear layers."""
 
     def __init__(self, config: dict[str, Any], tensors: Tensors, on_input: OnInput) -> None:
         super().__init__(config, tensors)

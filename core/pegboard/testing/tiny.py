@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 TokenizerKind = Literal["byte_level", "byte_fallback", "unigram"]
-"""How ids become text: byte-level BPE; BPE whose unknown characters are byte tokens, as SentencePiece
+"""The kind of tokenizer: byte-level BPE; BPE whose unknown characters are byte tokens, as SentencePiece
 writes it; a unigram model with neither."""
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -52,7 +52,7 @@ ODD_SHAPE: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
-"""Sizes that no kernel's tile divides: what breaks on them breaks on the first odd model."""
+"""Sizes that no kernel's tile divides, as the first odd model will have them."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"

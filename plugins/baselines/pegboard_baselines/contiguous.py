@@ -50,7 +50,7 @@ class _RunsOfGroup:
 
 
 class _Holding(NamedTuple):
-    """What an owner has: the same place in each group.
+    """The holding of an owner: the same run in each group.
 
     Attributes:
         place: which run.

@@ -22,7 +22,7 @@ class StaticBatch(Scheduler):
 
     def __init__(self, context: SchedulerContext) -> None:
         self._members: set[int] = set()
-        """Those of the batch that may still be admitted, and those that were."""
+        """Sequences of the batch, admitted or still to be admitted."""
 
     def resync(self, queue: QueueView) -> None:
         self._members = set()

@@ -19,7 +19,7 @@ TILE = 64
 
 
 STORED = {"fp8_e4m3": "uint8", "int8": "int8"}
-"""What blocks of each encoding hold codes as."""
+"""The dtype in which blocks hold the codes of each encoding."""
 
 
 def padded(head_dim: int) -> int:

@@ -103,7 +103,7 @@ class CPUCodes(NativeLinear):
 
 
 def _offsets(weight: LinearWeight) -> tuple[_Offsets, torch.Tensor | None, int]:
-    """How zeros or minima are kept, what is kept, and the zero where it is one for all."""
+    """The form of zeros or minima, their tensor, and the zero if it is one for all."""
     if weight.minima is not None:
         assert weight.zeros is None, "a weight has zeros or minima, not both"
         minima = _narrowed(weight.minima.cpu().float().contiguous())

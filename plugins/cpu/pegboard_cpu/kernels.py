@@ -25,7 +25,7 @@ _LINEAR: dict[str, Callable[[KernelContext], Kernel]] = {
     "float8:dynamic": CPUFloat8,
     "float8:static": CPUFloat8,
 }
-"""By weight format."""
+"""The kernels by weight format."""
 
 _KERNELS: dict[str, Callable[[KernelContext], Kernel]] = {
     "linear": lambda context: _LINEAR[context.format](context),

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 LIBRARY = "libpegboard_cpu.so"
 INSTRUCTION_SETS = ("avx512_vnni", "avx512", "avx2", "portable")
-"""What the kernels are built for, the fastest first."""
+"""The instruction sets that kernels are built for, the fastest first."""
 
 POINTER = ctypes.c_void_p
 INT = ctypes.c_int

@@ -43,7 +43,7 @@ class Candidates:
         return node
 
     def held(self) -> tuple[Node, ...]:
-        """Those put aside; all there are, when `take` has found none."""
+        """The nodes put aside; all nodes, when `take` has found none."""
         return tuple(self._held)
 
     def _first(self, evictable: Callable[[int], bool]) -> Node | None:
@@ -65,7 +65,7 @@ class Candidates:
         return None
 
     def _first_let_go(self, evictable: Callable[[int], bool]) -> Node | None:
-        """Those put aside first are the likeliest to have been let go."""
+        """The first node that was let go; those put aside first are the likeliest."""
         for _ in range(len(self._held)):
             node = self._held.popleft()
             if not self._may_go(node):

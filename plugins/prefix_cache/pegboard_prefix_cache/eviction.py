@@ -30,7 +30,7 @@ class Eviction(ABC):
 
 
 class LeastRecentlyUsed(Eviction):
-    """What was not used for longest."""
+    """Evicts the block that was not used for longest."""
 
     def __init__(self) -> None:
         self._time = 0
@@ -47,7 +47,7 @@ class LeastRecentlyUsed(Eviction):
 
 
 class LeastImportant(LeastRecentlyUsed):
-    """What only the least important requests used; among that, what was not used for longest."""
+    """Evicts blocks that only the least important requests used; of those, the one not used for longest."""
 
     def used(self, node: Node, priority: int) -> None:
         super().used(node, priority)

@@ -9,7 +9,7 @@ from pegboard_prefix_cache.eviction import Eviction
 from pegboard_prefix_cache.node import Node
 
 HashBlock = Callable[[tuple[int, bytes]], int]
-"""Of a parent's key and a block's tokens. Tokens are compared all the same: it decides speed alone."""
+"""Hashes a parent's key and a block's tokens. Tokens are compared too: the hash decides speed only."""
 
 _TOKEN_BYTES = 4
 

@@ -84,7 +84,7 @@ class Fair(Scheduler):
                 heappush(heap, (self._counter(tenant), place, tenant))
 
     def _lift_newcomers(self, lines: Lines) -> None:
-        """Who comes to the line starts at its least counter, or above."""
+        """A tenant that comes to the line starts at its least counter, or above."""
         stayed = [self._counter(tenant) for tenant in lines if tenant in self._in_line]
         least = min(stayed, default=self._level)
         for tenant in lines:

@@ -17,8 +17,8 @@ from pegboard_schedulers.options import PrefixAwareOptions
 
 
 class PrefixAware(Scheduler):
-    """Of the oldest waiting sequences, those are admitted first of which the cache holds most: what it
-    holds is used before it is evicted, and sequences of one prefix run together.
+    """Of the oldest waiting sequences, admits those first of which the cache holds most tokens: cached
+    blocks are used before they are evicted, and sequences of one prefix run together.
 
     While it waits, a sequence is overtaken at most `max_overtakes` times; then it goes first. Plans in
     which it is passed over because its own prefix is being computed do not count.

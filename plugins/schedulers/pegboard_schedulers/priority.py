@@ -84,7 +84,7 @@ class _Turn:
             self.preempted |= advance(decodes, self._victims, self._step)
 
     def share_the_rest(self) -> None:
-        """Those that run and those that wait, by place, get the tokens that are left."""
+        """Gives the tokens that are left to running and waiting sequences, by place."""
         owners = {seq.seq_id for seq in self._left}
         num_skips, admits = 0, True
         for seq in merge(self._left, self._waiting, key=self._place):

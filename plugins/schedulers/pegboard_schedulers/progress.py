@@ -56,7 +56,7 @@ class Progress:
         self._seen = {seq.seq_id: Seen(seq.tenant, seq.num_output) for seq in queue.running}
 
     def look(self, queue: QueueView) -> Iterator[Served]:
-        """What has happened since the last look, to be read to its end."""
+        """The events since the last look; read it to its end."""
         running = {seq.seq_id for seq in queue.running}
         gone = self._seen.keys() - running
         if gone:

@@ -20,15 +20,15 @@ from pegboard_schedulers.options import ShortestOptions
 from pegboard_schedulers.progress import Progress
 
 NEWS_SHARE = 0.1
-"""How much the latest output length moves a tenant's mean."""
+"""The weight of the latest output length in a tenant's mean."""
 
 MAX_TENANTS = 1024
 """Tenants whose output lengths are remembered: those heard of last."""
 
 
 class Shortest(Scheduler):
-    """Of the waiting sequences the one that is expected to end first goes first; the one that is
-    expected to end last is preempted first.
+    """Admits the waiting sequence that is expected to end first; preempts the running one that is expected
+    to end last.
 
     The prediction is `max_tokens`, or the mean of what the tenant's sequences took where that is less;
     among equals `max_tokens` decides. A sequence is overtaken by nobody who arrived more than `max_wait`
@@ -49,7 +49,7 @@ class Shortest(Scheduler):
         overdue = queue.waiting[-1].arrival - self._max_wait if queue.waiting else float("-inf")
 
         def place(seq: SequenceView) -> tuple[float, int, float, int]:
-            """Who came before `overdue` in order of arrival, then the others by what is left."""
+            """Sequences from before `overdue` in order of arrival, then the others by their output left."""
             if seq.arrival < overdue:
                 return 0.0, 0, seq.arrival, seq.seq_id
             return self._predicted(seq), max_output_left(seq), seq.arrival, seq.seq_id

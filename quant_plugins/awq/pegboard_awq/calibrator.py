@@ -26,7 +26,7 @@ UNCLIPPED = ("q_proj", "k_proj")
 
 
 class AWQSettings(BaseModel):
-    """Of a weight; the same for all that are quantized.
+    """Settings of a weight; the same for all that are quantized.
 
     Attributes:
         bits: of a code.

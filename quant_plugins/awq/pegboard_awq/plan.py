@@ -45,7 +45,7 @@ _HEEDED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class AWQSettings:
-    """What the config says of all layers.
+    """The config's settings of all layers.
 
     Attributes:
         group_size: inputs that share a scale; -1: all.
@@ -110,8 +110,8 @@ def settings_of(facts: CheckpointFacts) -> AWQSettings:
 
 
 def awq_layer(layer: WeightSpec, facts: CheckpointFacts) -> AWQLayer | None:
-    """How a layer is stored; None: its weight is in floats. The tensors decide, and the config must
-    not contradict them.
+    """The form in which a layer is stored; None: its weight is in floats. The tensors decide, and the
+    config must not contradict them.
 
     Raises:
         CheckpointError: it does, there is neither, or the layer cannot be in codes.

@@ -17,7 +17,7 @@ SCALES = torch.float16
 """The type that scales of groups are stored in."""
 
 RATIOS = tuple(step / 20 for step in range(20))
-"""How much the size of inputs says, against that of weights."""
+"""Exponents of the inputs' size in a scale, against the weights' size."""
 
 SHRINKS = tuple(step / 20 for step in range(1, 11))
 """Parts of a group's range that may be cut off."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 Args = Mapping[str, Any]
-"""How one kind of tensor is quantized, in the config's words."""
+"""The quantization of one kind of tensor, in the config's words."""
 
 
 def args(kind: str, strategy: str, *, dynamic: bool = False, **others: Any) -> dict[str, Any]:

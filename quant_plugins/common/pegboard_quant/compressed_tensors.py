@@ -18,13 +18,13 @@ from pegboard_quant.names import is_any, rank
 from pegboard_quant.planning import flag, texts
 
 METHODS = ("compressed-tensors", "sparseml")
-"""What the method is called; the second is the older name."""
+"""Names of the method; the second is the older one."""
 
 READABLE = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 """Layouts that are read, here or by others; the last is one of the two before it."""
 
 Kind = Literal["int", "float"]
-"""What codes are."""
+"""The numbers that codes stand for."""
 
 _METHOD = "compressed-tensors"
 _TOP = frozenset(
@@ -42,13 +42,13 @@ _ARGS = frozenset(
 _STRATEGIES = ("tensor", "channel", "group", "block", "token", "tensor_group", "attn_head")
 _IN_ORDER: tuple[str | bool | None, ...] = (None, False, "weight", "static")
 _REORDERED: tuple[str | bool | None, ...] = (True, "group", "dynamic")
-"""Of `actorder`: whether the inputs of a group are any, or consecutive ones. The other order is that in
-which a weight was quantized, and it is stored as if there were none."""
+"""Values of `actorder` by which a group's inputs need not be consecutive. By the others the weight was
+quantized in another order, but is stored in the plain one."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationArgs:
-    """How one kind of tensor is quantized.
+    """The quantization of one kind of tensor.
 
     Attributes:
         bits: of a code.

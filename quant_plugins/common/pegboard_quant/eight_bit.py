@@ -24,7 +24,7 @@ _BITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """How a layer's inputs are quantized.
+    """The quantization of a layer's inputs.
 
     Attributes:
         activations: as of `LinearWeight`.
@@ -41,7 +41,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a layer is quantized.
+    """The quantization of a layer.
 
     Attributes:
         scales: what shares a scale: the whole weight (`tensor`), a row (`channel`), or a rectangle
@@ -61,7 +61,7 @@ class Rule:
     reordered: bool = False
 
     def blocks(self, layer: WeightSpec, scale: str, facts: CheckpointFacts) -> ScaleBlocks:
-        """What shares a scale in a layer whose scales are in the tensor `scale`."""
+        """The blocks that share a scale in a layer, whose scales are in the tensor `scale`."""
         row = ScaleBlocks(layer.shape, (1, layer.shape[1]))
         whole = ScaleBlocks(layer.shape, layer.shape)
         if self.block is not None:
@@ -74,7 +74,7 @@ class Rule:
     def activations(
         self, options: CheckpointOptions | None
     ) -> Literal["float", "static", "dynamic"]:
-        """How inputs are quantized under the options."""
+        """The quantization of inputs under the options."""
         float_inputs = options is not None and options.activations == "float"
         return "float" if float_inputs else self.inputs.activations
 
@@ -86,7 +86,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a config says of all layers.
+    """A config's rules for all layers.
 
     Attributes:
         every: the rules that there are.
@@ -101,7 +101,7 @@ class Rules:
         return ("float", *sorted({rule.weight_format(codes, options) for rule in self.every}))
 
     def notes(self, options: CheckpointOptions | None) -> tuple[str, ...]:
-        """What is done otherwise than the checkpoint says."""
+        """Differences from the checkpoint's settings."""
         if options is not None and options.activations == "float":
             quantized = any(rule.inputs.activations != "float" for rule in self.every)
             said = "inputs stay float, though the checkpoint's are quantized: activations: float"
@@ -115,7 +115,7 @@ class Rules:
 
 
 def compressed_rules(config: CompressedConfig, kind: Kind) -> Rules:
-    """Those of a compressed-tensors checkpoint.
+    """The rules of a compressed-tensors checkpoint.
 
     Args:
         config: what it says.

@@ -20,7 +20,7 @@ INPUT_SCALE, INPUT_ZERO = "input_scale", "input_zero_point"
 
 @dataclass(frozen=True, slots=True)
 class ElementCodes:
-    """What codes are.
+    """The kind of codes.
 
     Attributes:
         kind: as of `LinearWeight`.
@@ -70,8 +70,8 @@ def eight_bit_layer(
     codes: ElementCodes,
     rule_of: Callable[[WeightSpec], Rule | None],
 ) -> EightBitLayer | None:
-    """How a layer is stored; None: its weight is in floats. What is in floats is taken as it is,
-    whatever the config says; what is in codes the config must say so of.
+    """The form in which a layer is stored; None: its weight is in floats. Floats are taken whatever the
+    config says; codes must be in the config.
 
     Args:
         layer: which.

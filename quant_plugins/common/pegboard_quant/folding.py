@@ -25,7 +25,7 @@ _ENDS = {"q_proj": "self_attn.o_proj", "gate_proj": "mlp.down_proj"}
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Where a scale may be moved.
+    """A place to which a scale may be moved.
 
     Attributes:
         weights: linear layers that share an input.
@@ -42,8 +42,8 @@ class Fold:
 
 
 def folds_of(layer: StreamedLayer) -> list[Fold]:
-    """Where scales may be moved in a layer with the names of the Llama family, in order. A layer with
-    other names has no such place."""
+    """The places to which scales may be moved, in order, in a layer with the names of the Llama family. A
+    layer with other names has none."""
     found = []
     for weights in layer.groups:
         prefix, last = _split(weights[0].name)

@@ -20,7 +20,7 @@ SCALES = torch.float16
 
 
 class GroupSettings(Protocol):
-    """What the layout needs to know of a weight's settings."""
+    """The settings of a weight that the layout needs."""
 
     @property
     def bits(self) -> int: ...
@@ -31,7 +31,7 @@ class GroupSettings(Protocol):
 
 
 def zeros_of(settings: GroupSettings) -> Zeros:
-    """Where the zeros of groups are."""
+    """The place of the groups' zeros."""
     return "middle" if settings.sym else "fitted"
 
 

@@ -26,7 +26,7 @@ _ATTENTION = re.compile(r"(?P<attention>.*\.layers\.(?P<layer>[0-9]{1,6})\.self_
 
 
 def compressed_kv_scales(facts: CheckpointFacts) -> tuple[StoredKVScales, ...]:
-    """Those of a compressed-tensors checkpoint: none where its config has no `kv_cache_scheme`.
+    """The KV scales of a compressed-tensors checkpoint; none if its config has no `kv_cache_scheme`.
 
     Raises:
         CheckpointError: as `find_kv_scales`, or the scheme is not of 8 bits.

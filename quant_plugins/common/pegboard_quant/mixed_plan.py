@@ -34,7 +34,7 @@ _ELEMENTS: dict[Kind, ElementCodes] = {"int": INT8, "float": FLOAT8}
 
 
 def config_of(facts: CheckpointFacts) -> CompressedConfig:
-    """What the checkpoint's config says.
+    """The checkpoint's config.
 
     Raises:
         CheckpointError: the method is not compressed-tensors, or the config says what is not known.
@@ -45,7 +45,7 @@ def config_of(facts: CheckpointFacts) -> CompressedConfig:
 
 
 def stored_layer(layer: WeightSpec, facts: CheckpointFacts) -> EightBitLayer | PackedLayer | None:
-    """How a layer is stored in codes, which is what its group says; None: its weight is in floats.
+    """The form of a layer in codes, by its group; None: its weight is in floats.
 
     Raises:
         CheckpointError: it is in neither, or config and tensors disagree.
@@ -96,14 +96,14 @@ def formats(facts: CheckpointFacts, options: CheckpointOptions | None) -> tuple[
 
 
 def notes(facts: CheckpointFacts, options: CheckpointOptions | None) -> tuple[str, ...]:
-    """What is done otherwise than the checkpoint says, and settings that nobody knows."""
+    """Differences from the checkpoint's settings, and unknown settings."""
     config = config_of(facts)
     said = [note for kind in _ELEMENTS for note in _rules(config, kind).notes(options)]
     return (*dict.fromkeys(said), *undeclared_notes(facts))
 
 
 def _rules(config: CompressedConfig, kind: Kind) -> Rules:
-    """Those of the groups with a code of this kind an element."""
+    """The rules of the groups with a code of this kind an element."""
     groups = tuple(group for group in config.groups if _has_elements(group, kind))
     return compressed_rules(replace(config, groups=groups), kind)
 

@@ -38,9 +38,8 @@ def spellings(module: str) -> tuple[str, ...]:
 
 
 def rank(entry: str, module: str, kind: ParameterKind) -> int | None:
-    """How narrowly an entry of `targets` or `ignore` means a module: 0, by its name (a prefix more or
-    less on either side); 1, by `re:` and a pattern that its name begins with; 2, by its class; None:
-    not at all.
+    """How narrowly an entry of `targets` or `ignore` names a module. 0: by its name (a prefix more or less
+    on either side); 1: by `re:` and a pattern that its name begins with; 2: by its class; None: not at all.
 
     Raises:
         CheckpointError: the pattern is no regular expression.

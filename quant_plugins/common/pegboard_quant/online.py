@@ -26,7 +26,7 @@ from pegboard_quant.schemes import FloatScheme, StoredScheme
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """How weights are rounded; see `round_to_nearest`."""
+    """The rounding of weights; see `round_to_nearest`."""
 
     bits: int
     zeros: Zeros

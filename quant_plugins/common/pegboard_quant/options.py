@@ -10,7 +10,7 @@ from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard_quant.keys import undeclared_notes
 
 Activations = Literal["float", "int8"]
-"""How inputs of weights in codes are taken: as they are, or quantized in groups of 32 of a token."""
+"""Inputs of weights in codes: floats, or quantized in groups of 32 of a token."""
 
 GroupSize = Literal[-1] | Annotated[int, Field(ge=32, multiple_of=32)]
 """Inputs that share a scale; -1: all of a row."""
@@ -25,8 +25,7 @@ class ActivationOptions(BaseModel):
 
 
 def activation_notes(facts: CheckpointFacts, options: ActivationOptions) -> tuple[str, ...]:
-    """What becomes of the inputs of weights in codes, where they do not stay as they are; and settings
-    that nobody knows."""
+    """Notes on inputs of weights in codes that are quantized, and on unknown settings."""
     unknown = undeclared_notes(facts)
     if options.activations == "float":
         return tuple(unknown)

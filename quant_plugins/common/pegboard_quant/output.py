@@ -35,7 +35,7 @@ COPIED = (
 """Files of a checkpoint's folder that go along as they are."""
 
 _UNPACKED = torch.float16
-"""What is kept of a checkpoint in block formats is stored in this type."""
+"""The type of weights that stay unquantized, of a checkpoint in block formats."""
 
 
 class Output:
@@ -86,7 +86,7 @@ class Output:
 
     @property
     def num_bytes(self) -> int:
-        """Of all shards that there are."""
+        """Bytes of all shards so far."""
         files = map(self._shard, range(self._num_shards))
         return sum((self._folder / file).stat().st_size for file in files)
 

@@ -38,7 +38,7 @@ class PackedLayer(GroupedLayer):
 
 
 def packed_layer(layer: WeightSpec, facts: CheckpointFacts) -> PackedLayer | None:
-    """How a layer is stored; None: not in codes.
+    """The form in which a layer is stored; None: not in codes.
 
     Raises:
         CheckpointError: config and tensors contradict each other, or it says what is not read.

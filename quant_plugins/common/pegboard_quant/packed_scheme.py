@@ -48,8 +48,8 @@ class PackedScheme(StoredScheme):
         return canonical(codes, self.format)
 
     def _zeros(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Of unsigned codes: half of their range above those of the signed ones that the config
-        means, which is how the file has them too."""
+        """The zeros of unsigned codes: half of their range above the zeros of the signed codes that the
+        config means. The file has them so too."""
         layer, out_features = self._layer, self.weight.shape[0]
         if layer.args.symmetric:
             return torch.full((out_features, layer.num_groups), 1 << (layer.bits - 1))

@@ -27,7 +27,7 @@ _MAP_BYTES = 4
 
 
 class CodedLayer(Protocol):
-    """How a checkpoint keeps a layer in codes.
+    """The form of a layer in codes.
 
     Attributes:
         parameters: the tensors.

@@ -27,7 +27,7 @@ _WEIGHT = ".weight"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is asked for.
+    """The arguments of a run.
 
     Attributes:
         model: reference of the model.
@@ -53,7 +53,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was done.
+    """The outcome of a run.
 
     Attributes:
         num_quantized, num_kept: weights.

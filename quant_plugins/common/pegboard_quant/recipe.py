@@ -18,11 +18,11 @@ from pegboard.regular_files import MAX_SETTINGS_BYTES, read_text
 Model = TypeVar("Model", bound=BaseModel)
 
 KEPT_KINDS = ("embedding", "head")
-"""What no method quantizes: it costs the most quality for the bytes."""
+"""Kinds that no method quantizes: they cost the most quality for the bytes."""
 
 
 class Rule(BaseModel):
-    """What to do with some weights.
+    """A rule for some weights.
 
     Attributes:
         match: a pattern of names (`*.mlp.down_proj`), as shells have them.
@@ -61,7 +61,7 @@ class Recipe(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What becomes of each weight.
+    """The choice for each weight.
 
     Attributes:
         settings: of those that are quantized, by name, in the model's order.
@@ -88,7 +88,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def validated(model: type[Model], said: object, where: str) -> Model:
-    """What was said, by its model; nothing else may be said.
+    """The values, validated by a model. Other keys are refused.
 
     Args:
         model: of it.
@@ -121,7 +121,7 @@ def choose(
     calibrator: type[Calibrator],
     where: str,
 ) -> Choices:
-    """What becomes of each weight.
+    """The choice for each weight.
 
     Args:
         weights: all of a model's.

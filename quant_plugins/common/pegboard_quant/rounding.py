@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from pegboard_quant.codes import UnsignedCodes
 
 Zeros = Literal["middle", "fitted"]
-"""Where a group's zero is: at the middle code for all, or where the group's least weight needs it."""
+"""The zero of a group: the middle code for all, or the code that the group's least weight needs."""
 
 
 def round_to_nearest(

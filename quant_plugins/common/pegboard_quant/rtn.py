@@ -18,7 +18,7 @@ from pegboard_quant.schemes import dequantized
 
 
 class RTNSettings(BaseModel):
-    """Of a weight.
+    """Settings of a weight.
 
     Attributes:
         bits: of a code.

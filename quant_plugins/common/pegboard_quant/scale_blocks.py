@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScaleBlocks:
-    """How a weight is cut into blocks; the last ones of a row and of a column may be smaller.
+    """The cut of a weight into blocks; the last ones of a row and of a column may be smaller.
 
     Attributes:
         shape: of the weight, [out_features, in_features].

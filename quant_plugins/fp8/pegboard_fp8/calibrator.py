@@ -22,7 +22,7 @@ BLOCK = 128
 
 
 class FP8Settings(BaseModel):
-    """Of a weight.
+    """Settings of a weight.
 
     Attributes:
         weights: what shares a scale: the whole weight (`tensor`), a row (`channel`), or a square of

@@ -30,7 +30,7 @@ _MODELOPT_KEYS = frozenset(
 
 
 def fp8_rules(facts: CheckpointFacts) -> Rules:
-    """Those of a `quant_method: fp8` checkpoint.
+    """The rules of a `quant_method: fp8` checkpoint.
 
     Raises:
         CheckpointError: the config says what is not known.
@@ -50,7 +50,7 @@ def fp8_rules(facts: CheckpointFacts) -> Rules:
 
 
 def modelopt_rules(facts: CheckpointFacts) -> Rules:
-    """Those of a ModelOpt FP8 checkpoint.
+    """The rules of a ModelOpt FP8 checkpoint.
 
     Raises:
         CheckpointError: the config says what is not known, or another algorithm.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Blocks = NDArray[np.void]
-"""Of one of the dtypes below."""
+"""Blocks of one of the dtypes below."""
 
 _CHUNK_WEIGHTS = 2**18  # unpacked at a time, so that what lies between stays in the cache
 _KSCALES = ("scales", "u1", 12)

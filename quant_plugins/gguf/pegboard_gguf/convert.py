@@ -30,7 +30,7 @@ _SAMPLING_NEUTRAL = {
     "general.sampling.penalty_last_n": (-1,),
     "general.sampling.mirostat": (0,),
 }
-"""What is not followed, to the values that ask for nothing else than what is done."""
+"""Keys that are not followed, to the values that ask for no change."""
 
 MAX_ROPE_FACTORS = 2**16
 """Half a head's size; more than any model has."""
@@ -99,7 +99,7 @@ def _tokenizer_facts(metadata: Metadata, vocabulary: Vocabulary | None) -> Token
 
 
 def _generation(metadata: Metadata) -> dict[str, Any]:
-    """What the file recommends for sampling; what has no counterpart keeps its name."""
+    """The file's sampling defaults; keys without a counterpart keep their names."""
     real = {key: name for key, name in _SAMPLING_REALS.items() if key in metadata}
     said: dict[str, Any] = {name: metadata.real(key) for key, name in real.items()}
     if _TOP_K in metadata:

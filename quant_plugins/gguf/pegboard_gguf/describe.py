@@ -17,7 +17,7 @@ from pegboard_gguf.cache import Cache, content_digest, group_of, known_digest
 
 
 class _Described(msgspec.Struct, frozen=True):
-    """What the cache keeps of a file.
+    """The cached description of a file.
 
     Attributes:
         facts: all but the paths, which are filled in for each call.

@@ -40,4 +40,4 @@ PACKED_FORMS = {
     "Q5_K": PackedForm("int8", 32, "minima"),
     "Q6_K": PackedForm("int8", 16),
 }
-"""By ggml's names. What else the gguf library reads becomes float."""
+"""Packed forms by ggml's names. Other types that the gguf library reads become floats."""

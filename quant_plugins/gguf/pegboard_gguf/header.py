@@ -29,10 +29,10 @@ from pegboard.regular_files import MIB, open_regular
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
 MAX_ITEMS = 2**23
-"""Of all arrays together. Vocabularies have some hundred thousand tokens; an item is an object."""
+"""Most items of all arrays. Vocabularies have some hundred thousand tokens; an item is an object."""
 MAX_STRING_BYTES = 2**22
 MAX_BYTES = 128 * MIB
-"""Of metadata and entries of tensors; a vocabulary of 262,144 tokens has 10 MiB."""
+"""Most bytes of metadata and entries of tensors; a vocabulary of 262,144 tokens has 10 MiB."""
 
 _NUMBERS = {
     GGUFValueType.UINT8: "<u1",

@@ -76,7 +76,7 @@ def format_of(stored: str, options: GGUFOptions) -> str:
 
 
 def alternatives(facts: CheckpointFacts, options: GGUFOptions) -> tuple[GGUFOptions, ...]:
-    """What the options leave open, settled in each way that they allow; the best first."""
+    """The options with each choice that they leave open settled; the best first."""
     fallback: Settled = ("packed", "float") if options.mode == "packed" else ("dequantize", "float")
     ways: list[Settled] = [("packed", "int8"), ("packed", "float"), ("dequantize", "float")]
     if options.mode == "auto" and formats(facts, options) == ("float",):
@@ -92,7 +92,7 @@ def alternatives(facts: CheckpointFacts, options: GGUFOptions) -> tuple[GGUFOpti
 
 
 def notes(facts: CheckpointFacts, options: GGUFOptions) -> tuple[str, ...]:
-    """What happens to a file's weights, and to the inputs of those that stay packed."""
+    """Notes on a file's weights, and on the inputs of packed ones."""
     if not options.keeps_codes:
         return ()
     packed = Counter[str]()

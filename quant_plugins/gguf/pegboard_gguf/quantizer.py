@@ -126,7 +126,7 @@ class PackedScheme(Scheme):
 
 
 class _FloatScheme(Scheme):
-    """What the schemes share that yield plain floats."""
+    """The common part of schemes that yield plain floats."""
 
     def __init__(
         self, weight: WeightSpec, stored: tuple[StoredParameter, ...], dtype: torch.dtype

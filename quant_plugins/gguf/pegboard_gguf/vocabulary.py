@@ -90,7 +90,7 @@ class Vocabulary:
 
     @cached_property
     def eos_sources(self) -> dict[str, tuple[int, ...]]:
-        """What names an id that ends a text, a turn or a message, to the ids, as llama.cpp counts
+        """Keys that name ids which end a text, a turn or a message, to the ids, as llama.cpp counts
         them."""
         ids = {key: self._token_id(key) for key in _END_KEYS}
         if self.model == "llama" and _ID_KEYS["eos_token"] not in self._metadata:

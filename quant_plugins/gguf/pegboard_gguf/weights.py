@@ -122,7 +122,7 @@ class DequantizedWeights:
 
 
 class _Layout:
-    """Where everything lies in the safetensors file; its size is known before it is written."""
+    """The layout of the safetensors file; its size is known before it is written."""
 
     def __init__(self, facts: CheckpointFacts, dtype: str) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)

@@ -20,7 +20,7 @@ LADDER = (1.0, 10.0, 100.0)
 
 
 class GPTQWeightSettings(BaseModel):
-    """Of a weight.
+    """Settings of a weight.
 
     Attributes:
         bits: of a code.

@@ -34,7 +34,7 @@ _LEAVE = "-:"
 
 @dataclass(frozen=True, slots=True)
 class GPTQSettings:
-    """How one module is stored.
+    """The storage of one module.
 
     Attributes:
         bits: of a code.
@@ -54,7 +54,7 @@ class GPTQSettings:
 
 
 def settings_of(module: str, facts: CheckpointFacts) -> GPTQSettings | None:
-    """What the config says of a module; None: that it is not quantized.
+    """The config's settings of a module; None: it is not quantized.
 
     Raises:
         CheckpointError: something that is not known or not read.

@@ -25,7 +25,7 @@ class GPTQLayer(GroupedLayer):
 
 
 def gptq_layer(layer: WeightSpec, facts: CheckpointFacts) -> GPTQLayer | None:
-    """How a layer is stored; None: not in codes.
+    """The form in which a layer is stored; None: not in codes.
 
     Raises:
         CheckpointError: config and tensors contradict each other.

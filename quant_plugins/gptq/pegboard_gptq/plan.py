@@ -24,7 +24,7 @@ from pegboard_quant.planning import (
 
 
 def stored_layer(layer: WeightSpec, facts: CheckpointFacts) -> GPTQLayer | PackedLayer | None:
-    """How a layer is stored in codes; None: its weight is in floats. The tensors decide, and the
+    """The form of a layer in codes; None: its weight is in floats. The tensors decide, and the
     config must not contradict them.
 
     Raises:

@@ -148,7 +148,7 @@ def _sweep(
 
 
 def _parameters(weights: torch.Tensor, first: int, size: int, grid: Grid) -> Parameters:
-    """Of the group of inputs that begins there."""
+    """Scale and zero of the group of inputs that begins there."""
     group = weights[:, first : first + size].float()
     return group_parameters(group, grid.bits, grid.zeros, grid.scale_dtype)
 

@@ -30,7 +30,7 @@ _LEAST = 1e-5
 
 
 class SmoothQuantSettings(BaseModel):
-    """Of a weight.
+    """Settings of a weight.
 
     Attributes:
         alpha: how much of the inputs' outliers goes into the weights; 0: inputs and weights stay.
@@ -134,7 +134,7 @@ class SmoothQuantCalibrator(Calibrator):
 
 
 def _scales(layer: StreamedLayer, place: Fold, alpha: float) -> torch.Tensor:
-    """What the weights' columns are multiplied by, float32 [in]."""
+    """Factors of the weights' columns, float32 [in]."""
     inputs = torch.full((place.weights[0].shape[1],), _LEAST)
     for x in layer.inputs(place.weights[0].name):
         inputs = torch.maximum(inputs, x.abs().amax(0))

@@ -13,7 +13,7 @@ from pegboard_quant.planning import bytes_of, parameters_of, wrong_method
 
 
 def stored_layer(layer: WeightSpec, facts: CheckpointFacts) -> EightBitLayer | None:
-    """How a layer is stored in codes; None: its weight is in floats.
+    """The form of a layer in codes; None: its weight is in floats.
 
     Raises:
         CheckpointError: it is in neither, or config and tensors disagree.
@@ -22,7 +22,7 @@ def stored_layer(layer: WeightSpec, facts: CheckpointFacts) -> EightBitLayer | N
 
 
 def rules_of(facts: CheckpointFacts) -> Rules:
-    """What the checkpoint's config says of its layers.
+    """The config's rules for the layers.
 
     Raises:
         CheckpointError: the method is not compressed-tensors, or the config says what is not known.
@@ -54,5 +54,5 @@ def formats(facts: CheckpointFacts, options: CheckpointOptions | None) -> tuple[
 
 
 def notes(facts: CheckpointFacts, options: CheckpointOptions | None) -> tuple[str, ...]:
-    """What is done otherwise than the checkpoint says, and settings that nobody knows."""
+    """Differences from the checkpoint's settings, and unknown settings."""
     return (*rules_of(facts).notes(options), *undeclared_notes(facts))
