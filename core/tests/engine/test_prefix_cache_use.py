@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from pegboard.builtin.fcfs import FCFS
+from pegboard.engine import breaker as breaker_module
 from pegboard.interfaces.observer import ErrorHappened, Event, Observer
 from pegboard.interfaces.prefix_cache import Prefix
 from pegboard.interfaces.scheduler import QueueView, StepBuilder
@@ -219,3 +221,44 @@ def test_what_a_plan_gave_away_that_came_to_nothing_is_found_later(
     assert engine.outputs["again", 0].token_ids == expected(PROMPT, 3)
     (error,) = listening.errors
     assert "scheduler 'Stumbling' is cut off" in error.message
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"block_sizes": (2, 4), "windows": (None, 12)}], ids=["one group", "a window"]
+)
+def test_the_table_agrees_with_the_cache_whatever_schedulers_do(
+    bench: Make,
+    dict_cache: Any,
+    expected: Expected,
+    monkeypatch: pytest.MonkeyPatch,
+    layout: dict[str, Any],
+) -> None:
+    chance = random.Random(5)
+
+    class Erratic(FCFS):
+        def plan(self, queue: QueueView, step: StepBuilder) -> None:
+            if queue.running and chance.random() < 0.3:
+                step.preempt(chance.choice(queue.running))
+            super().plan(queue, step)
+            if chance.random() < 0.2:
+                raise ValueError("oops")
+
+    monkeypatch.setattr(breaker_module, "FIRST_PAUSE_S", 0.0)
+    engine = bench(
+        cache=dict_cache, scheduler=Erratic, num_blocks=41, max_num_batched_tokens=24, **layout
+    )
+    known = engine.core._parts.prefix_cache.known
+    prompts = {f"{n}": [n % 3] * chance.randrange(9, 20) + [n] * 3 for n in range(24)}
+    for name, prompt in prompts.items():
+        engine.add(name, prompt, max_tokens=chance.randrange(1, 20), n=1 + int(name) % 2)
+        for _ in range(chance.randrange(6)):
+            engine.step()
+            for group, names in enumerate(engine.cache.names):
+                assert set(known.cached(group)) == set(names.values())
+                digests = {known.row(group, block).digest for block in names.values()}
+                assert len(digests) == len(names), "blocks of different tokens have one digest"
+    outputs = engine.run()
+    for (name, index), output in outputs.items():
+        tokens = output.token_ids
+        assert tokens == expected(prompts[name], len(tokens), index=index), output.last.error
+    assert not [cut_off for cut_off in engine.core.cut_off if cut_off.part == "prefix_cache"]

@@ -19,8 +19,8 @@ Blocks = Sequence[Sequence[int]]
 class GuardedCache(PrefixCache):
     """Asks a cache and checks its answers; while that is cut off, nothing is known.
 
-    The table says which blocks the cache references, so that each of them comes back whatever the
-    cache says: by `evict`, or all at once by `clear`.
+    The table says which blocks the cache references: `Prefixes` notes those that a publication brings.
+    So each of them comes back whatever the cache says, by `evict`, or all at once by `clear`.
 
     Attributes:
         breaker: the cache's.
@@ -59,8 +59,6 @@ class GuardedCache(PrefixCache):
             new = self._checked_names(breaker.call(self._cache.publish, prefix, blocks), blocks)
         except PluginErred:
             return ()
-        for group, block in new:
-            self.known.cache(group, block)
         breaker.confirm()
         return new
 

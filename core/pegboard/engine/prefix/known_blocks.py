@@ -57,15 +57,19 @@ class KnownBlocks:
     def num_groups(self) -> int:
         return len(self._rows)
 
+    def has(self, group: int, block: int) -> bool:
+        """Whether it is known what the block holds."""
+        return block in self._rows[group]
+
     def row(self, group: int, block: int) -> KnownBlock:
         """What is known of a block that has a row."""
         return self._rows[group][block]
 
     def fill(self, group: int, blocks: Items[int], digests: Items[bytes]) -> list[int]:
-        """Committed tokens fill these blocks; 0: the window gave one back. There may be more digests.
-        Blocks that have no row get one, and are returned."""
+        """Committed tokens fill these blocks; 0: the window gave one back. Those that have no row get
+        one, and are returned."""
         rows, new = self._rows[group], []
-        for block, digest in zip(blocks, digests, strict=False):
+        for block, digest in zip(blocks, digests, strict=True):
             if block and block not in rows:
                 rows[block] = KnownBlock(digest)
                 new.append(block)

@@ -118,10 +118,14 @@ class Prefixes:
             blocks: list[Items[int]] = []
             for group, size in enumerate(self._block_sizes):
                 blocks.append(tables[group][: full // size])
-                self._fill(seq, group, blocks[group])
+                self._fill(seq, group, blocks[group], seq.num_published // size)
             named = self._cache.publish(_prefix(seq, full), blocks)
             self._version += len(named)
             for group, block in named:
+                if not self._known.has(group, block):
+                    # A plan that handed it out and came to nothing has dropped its row.
+                    self._fill(seq, group, blocks[group], 0)
+                self._known.cache(group, block)
                 self._blocks.retain(group, block)
         seq.num_published = full
 
@@ -212,11 +216,10 @@ class Prefixes:
             return None
         return Hit(hit.num_tokens, tuple(blocks))
 
-    def _fill(self, seq: Sequence, group: int, blocks: Items[int]) -> None:
-        """The sequence's tokens have filled its first blocks of a group. Those filled earlier may lack a
-        row too: a plan that handed them out and came to nothing has dropped it."""
+    def _fill(self, seq: Sequence, group: int, blocks: Items[int], first: int) -> None:
+        """The sequence's tokens have filled its blocks of a group from the `first` on."""
         digests = digests_of(seq, self._block_sizes[group], len(blocks))
-        new = self._known.fill(group, blocks, digests)
+        new = self._known.fill(group, blocks[first:], digests[first : len(blocks)])
         if self._checksums:
             self._checksums.note(group, new)
 
