@@ -55,8 +55,7 @@ HIGHER = {"options": {"level": 2}}
 
 ACTED_ON: dict[str, tuple[Values, Values]] = {
     "model": ({}, {"model": "{folder}/another"}),
-    "tokenizer": ({}, {"tokenizer": "{folder}/tokenizer"}),
-    "revision": ({}, {"revision": "main"}),
+    "tokenizer": ({}, {"tokenizer": "{folder}/words/tokenizer.json"}),
     "chat_template": ({}, {"chat_template": "{folder}/template.jinja"}),
     "generation_config": ({}, {"generation_config": "none"}),
     "dtype": ({}, {"dtype": "float64"}),
@@ -64,7 +63,6 @@ ACTED_ON: dict[str, tuple[Values, Values]] = {
     "threads": ({"threads": 1}, {"threads": 2}),
     "max_model_len": ({}, {"max_model_len": 32}),
     "seed": ({}, {"seed": 1}),
-    "numerics": ({"dtype": "float64"}, {"numerics": "invariant"}),
     "kv_cache.allocator.name": ({}, {"kv_cache": {"allocator": other()}}),
     "kv_cache.allocator.options": (
         {"kv_cache": {"allocator": other()}},
@@ -84,7 +82,7 @@ ACTED_ON: dict[str, tuple[Values, Values]] = {
     "attention.name": ({}, {"attention": other()}),
     "attention.options": ({"attention": other()}, {"attention": HIGHER}),
     "quantizer.name": ({}, {"quantizer": "w4"}),
-    "quantizer.options": ({"quantizer": "w4"}, {"quantizer": {"options": {"group_size": 8}}}),
+    "quantizer.options": ({"quantizer": "w4"}, {"quantizer": {"options": {"embedding": True}}}),
     "kernels": ({}, {"kernels": "torch"}),
     "drafter.name": ({}, DRAFTER),
     "drafter.options": (DRAFTER, {"drafter": HIGHER}),
@@ -118,13 +116,18 @@ ACTED_ON: dict[str, tuple[Values, Values]] = {
 """Leaf to the settings that it stands beside, and those with its second value over them."""
 
 REFUSED: dict[str, tuple[Values, Values]] = {
+    "revision": ({}, {"revision": "main"}),
+    "numerics": ({"dtype": "float64"}, {"numerics": "invariant"}),
     "drafter.verification": (DRAFTER, {"drafter": {"verification": "rejection"}}),
     "executor.tensor_parallel": ({}, {"executor": {"tensor_parallel": 2}}),
     "executor.pipeline_parallel": ({}, {"executor": {"pipeline_parallel": 2}}),
     "kv_transfer.name": ({}, {"kv_transfer": "other"}),
     "kv_transfer.options": ({}, {"kv_transfer": {"name": "none", **HIGHER}}),
 }
-"""The same of leaves that nothing here acts on yet."""
+"""The same of leaves that nothing acts on yet, or not for this model."""
+
+OF_THE_MACHINE = ("device",)
+"""Leaves whose second value another machine would act on."""
 
 SERVED = {
     "server.host", "server.port", "server.api_keys", "server.admin_keys", "server.allowed_hosts",
@@ -152,7 +155,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = write_tiny_model(folder / "model", tokenizer=True, num_hidden_layers=1)
     (model / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.5}')
     write_tiny_model(folder / "another", seed=1, tokenizer=True, num_hidden_layers=1)
-    write_tiny_tokenizer(folder / "tokenizer", kind="byte_fallback")
+    write_tiny_model(folder / "mute", num_hidden_layers=1)
+    write_tiny_tokenizer(folder / "words", kind="byte_fallback")
     (folder / "template.jinja").write_text("{{ messages[0]['content'] }}")
     for name in ("other", "rival"):
         provides = "".join(_entry(interface, name) for interface in OF_THE_PLUGIN)
@@ -220,10 +224,24 @@ def test_a_second_value_is_acted_on_or_refused_by_name(outcome: Any, leaf: str) 
     if isinstance(after[0], str):
         key = leaf.removesuffix(".name")
         assert any(key in reason.replace("[0]", "") for reason in after), after
-    assert leaf not in REFUSED or isinstance(after[0], str)
+    if leaf not in OF_THE_MACHINE:
+        assert isinstance(after[0], str) == (leaf in REFUSED), after
     assert leaf == "plugins.load" or leaf == "plugins.replace" or isinstance(before[0], bytes), (
         before
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"tokenizer": "{folder}/words"}, "tokenizer"),
+        ({"tokenizer": "{folder}/nowhere"}, "tokenizer"),
+        ({"model": "{folder}/mute", "chat_template": "{folder}/template.jinja"}, "chat_template"),
+    ],
+)
+def test_a_text_setting_without_effect_is_refused(outcome: Any, settings: Values, key: str) -> None:
+    (reason,) = outcome(settings)
+    assert reason.startswith(f"{key}: ")
 
 
 def test_a_drafters_model_that_is_nowhere_is_refused(outcome: Any) -> None:

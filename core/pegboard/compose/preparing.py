@@ -205,25 +205,35 @@ def _text_facts(config: Config, catalog: Catalog, facts: CheckpointFacts) -> Che
 
 
 def _tokenizer_facts(config: Config, catalog: Catalog, facts: CheckpointFacts) -> TokenizerFacts:
-    """The checkpoint's tokenizer, or the one that the config names instead."""
+    """The checkpoint's tokenizer and chat template, or those that the config names instead."""
     tokenizer = facts.tokenizer
     if config.tokenizer != "auto":
-        path = locate(config.tokenizer, None)
-        if path.name == "tokenizer.json":
-            tokenizer = dataclasses.replace(
-                tokenizer, file=str(path), eos_token_id=None, added_tokens=()
-            )
-        else:
-            tokenizer = inspect_checkpoint(catalog, path)[0].tokenizer
+        tokenizer = _named_tokenizer(config.tokenizer, catalog, tokenizer)
     if config.chat_template == "none":
         tokenizer = dataclasses.replace(tokenizer, chat_template=None)
     elif config.chat_template != "auto":
+        if tokenizer.file is None:
+            was = f"{config.chat_template}, but {facts.path} has no tokenizer"
+            raise ConfigError("chat_template", was, fix="set tokenizer, or leave it out")
         try:
             template = read_text(Path(config.chat_template), limit=MAX_TEMPLATE_BYTES)
         except (OSError, ValueError) as problem:
             raise ConfigError("chat_template", str(problem), fix="name a jinja2 file") from None
         tokenizer = dataclasses.replace(tokenizer, chat_template=template)
     return tokenizer
+
+
+def _named_tokenizer(ref: str, catalog: Catalog, own: TokenizerFacts) -> TokenizerFacts:
+    """Another checkpoint's tokenizer, or one's own with another `tokenizer.json`."""
+    try:
+        path = locate(ref, None)
+        if path.name == "tokenizer.json":
+            return dataclasses.replace(own, file=str(path), eos_token_id=None, added_tokens=())
+        return inspect_checkpoint(catalog, path)[0].tokenizer
+    except CheckpointError as problem:
+        raise ConfigError(
+            "tokenizer", str(problem), fix="name a checkpoint, or a tokenizer.json"
+        ) from None
 
 
 def _refusal(refusals: Sequence[Refusal]) -> PluginError | CompositionRefused:
