@@ -128,7 +128,7 @@ class DrafterChoice(Choice):
 
 
 class ExecutorChoice(Choice):
-    """Where the workers live, and over how many devices the model is spread."""
+    """The executor, which says where the workers live, and the devices that the model is spread over."""
 
     name: Text = "local"
     tensor_parallel: Count = 1
@@ -152,8 +152,8 @@ class PluginsConfig(Section):
 
 
 class LimitsConfig(Section):
-    """What a client of the server may ask for. Each limit holds for one request; what is over one is
-    refused before it costs anything, by an answer that names the setting.
+    """Limits on requests to the server. Each holds for one request. A request over a limit is refused
+    before it costs anything; the answer names the setting.
 
     Attributes:
         body: most bytes of a body.
@@ -209,7 +209,7 @@ class LimitsConfig(Section):
     queue_tokens: AutoCount = "auto"
 
     def allowed(self, setting: str) -> str:
-        """What a refusal says of a limit that was passed."""
+        """The allowed values, for the refusal of a request over a limit."""
         return f"at most {getattr(self, setting)} (server.limits.{setting})"
 
 

@@ -104,7 +104,7 @@ def parse_set(text: str) -> dict[str, Any]:
 
 
 def explain(error: ValidationError, schema: type[BaseModel]) -> ConfigError:
-    """What pydantic found, in the words of the config file."""
+    """The error of pydantic's findings, in the words of the config file."""
     found: list[dict[str, Any]] = [dict(item) for item in error.errors(include_url=False)]
     unknown = [details["loc"] for details in found if details["type"] in _UNKNOWN]
     meant = {_meant(location, schema) for location in unknown}

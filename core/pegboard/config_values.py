@@ -52,7 +52,7 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
 
 
 def refused(was: str, allowed: str = "", fix: str = "") -> PydanticCustomError:
-    """What a validator raises; `config_text.explain` makes a ConfigError of it."""
+    """The error that a validator raises; `config_text.explain` makes a ConfigError of it."""
     return PydanticCustomError("refused", "{was}", {"was": was, "allowed": allowed, "fix": fix})
 
 

@@ -37,8 +37,8 @@ from pathlib import Path
 from traceback import walk_tb
 
 INTERRUPTS = (KeyboardInterrupt, GeneratorExit)
-"""What is nobody's fault. Whatever else comes out of a plugin, be it by sys.exit or out of a library's
-panic, ends nothing but the call that it came out of."""
+"""Interruptions, which are no plugin's fault. Any other exception of a plugin, also of sys.exit or of a
+library's panic, ends only the call that raised it."""
 
 MAX_REASON_LEN = 300
 """Characters of why a plugin is cut off."""
@@ -70,7 +70,7 @@ def described(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """What a plugin raised, and where, in one line of at most `MAX_REASON_LEN` characters."""
+    """A plugin's exception and its place, in one line of at most `MAX_REASON_LEN` characters."""
     place = _raised_at(error)
     return described(error)[: MAX_REASON_LEN - len(place)] + place
 

@@ -15,7 +15,7 @@ PERIOD_S = 1.0
 
 
 class Life:
-    """What this process is doing. One thread says so as it goes; any thread may ask for a `sign`.
+    """The activity of this process. One thread notes it as it goes; any thread may ask for a `sign`.
 
     Attributes:
         worst_step_s: seconds of the longest step that has ended.
@@ -41,7 +41,7 @@ class Life:
             self.rest()
 
     def sign(self) -> Sign:
-        """What the process is doing now."""
+        """The present activity."""
         doing, step_id, since = self._state
         return Sign(doing=doing, step_id=step_id, age_s=time.monotonic() - since)
 

@@ -186,7 +186,7 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step brought.
+    """The outcome of one step.
 
     Attributes:
         step_id: of the batch.

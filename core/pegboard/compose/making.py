@@ -24,7 +24,7 @@ READ_FROM_FILES = ("checkpoint_source", "model", "command", "kv_transfer")
 
 @dataclass(frozen=True)
 class Given:
-    """What was given in Python instead of a plugin's name.
+    """An argument in Python instead of a plugin's name.
 
     Attributes:
         thing: an object, or the factory of one: a class of the interface, or a function of its context.
@@ -142,7 +142,7 @@ def _check_factory(thing: object, interface: str, origin: Origin) -> None:
 
 
 def _entry(own: Mapping[str, Any], interface: str, name: str, origin: Origin) -> Provides:
-    """What the manifest says; without one, the object requires and promises nothing."""
+    """The manifest entry; without one, the object requires and promises nothing."""
     said = {
         "version": max(CONTRACTS[interface].versions),
         "name": name,

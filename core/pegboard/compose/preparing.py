@@ -64,7 +64,7 @@ class Prepared:
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
-        """What the checkpoint wants where a request says nothing."""
+        """The checkpoint's defaults, for fields that a request leaves out."""
         facts = self.composition.target.facts
         return sampling_defaults(facts.generation, facts.path)
 
@@ -125,7 +125,7 @@ def prepare(
 
 
 def to_wire(prepared: Prepared) -> bytes:
-    """What another process needs to run what was prepared here; keys do not travel.
+    """The prepared engine as bytes, for another process; keys do not travel.
 
     Raises:
         ValueError: an object was given instead of a plugin, and cannot travel.
@@ -138,7 +138,7 @@ def to_wire(prepared: Prepared) -> bytes:
 
 
 def from_wire(data: bytes) -> Prepared:
-    """What `to_wire` made of it, with nothing decided anew."""
+    """The prepared engine of `to_wire`; nothing is decided anew."""
     wire = msgspec.json.decode(data, type=_Wire)
     return Prepared(Config.from_values(wire.config), wire.composition, wire.ledger)
 

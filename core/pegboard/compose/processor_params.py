@@ -1,4 +1,4 @@
-"""What a request's parameters mean to each logits processor."""
+"""A request's parameters, validated for each logits processor."""
 
 from __future__ import annotations
 

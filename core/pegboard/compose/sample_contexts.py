@@ -84,7 +84,7 @@ def _for_cache() -> PrefixCacheContext:
 
 
 def _builtin(interface: str, context: object, promise: str = "") -> Any:
-    """What the core itself provides for an interface."""
+    """The core's own part of an interface."""
     catalog = discover()
     offer = next(
         offer

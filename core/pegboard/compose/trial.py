@@ -21,13 +21,13 @@ MAX_FILE_BYTES = 16 * 2**20
 """Most that a file may hold which the trial's process writes, its standard error and report included."""
 
 LIMIT_S = 60.0
-"""How long a trial may take; torch and a compiled library load in ten seconds on a busy machine."""
+"""Seconds that a trial may take; torch and a compiled library load in ten seconds on a busy machine."""
 
 _CORE = "the core"
 
 
 class TrialRequest(msgspec.Struct, frozen=True):
-    """What is tried: one plugin with all that it provides, or the parts of a composition.
+    """The subject of a trial: one plugin with all that it provides, or the parts of a composition.
 
     Attributes:
         manifest: of the plugin.
@@ -79,10 +79,10 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a trial found.
+    """The findings of a trial.
 
     Attributes:
-        findings: what does not work; empty: everything that was tried does.
+        findings: faults; empty: everything that was tried works.
         skipped: what was not tried.
     """
 
@@ -167,7 +167,7 @@ def _read(report: Path) -> list[Began | Finding | Skipped | Done]:
 
 
 def _last_line(stderr: Path) -> str:
-    """What the process said last."""
+    """The process's last line."""
     with stderr.open("rb") as file:
         file.seek(max(0, stderr.stat().st_size - 2000))
         lines = file.read(2000).decode("utf-8", "replace").split("\n")

@@ -63,7 +63,7 @@ class Report(logging.Handler):
         self._file.flush()
 
     def attempt(self, function: Callable[[], Any]) -> Any:
-        """What the function returns; None when it raised, which is a finding."""
+        """The function's result; None when it raised, which is a finding."""
         try:
             return function()
         except Exception as error:
@@ -135,7 +135,7 @@ def _resolve_names(part: Part) -> bool:
 
 
 def _why_not(part: Part) -> str:
-    """Why a part is not made; "": it is."""
+    """The reason for not making a part; "": it is made."""
     entry = part.entry
     misses = [_misses(part, requires) for requires in entry.requirements]
     if all(misses):

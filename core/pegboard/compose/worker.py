@@ -120,7 +120,7 @@ def load_text_model(composition: Composition) -> TextModel:
 
 
 def target_unit(composition: Composition) -> UnitParts:
-    """What the target's unit is made of, for commands."""
+    """The parts of the target's unit, for commands."""
     maker = Maker(load_plugins(composition.manifests), {})
     piece = composition.placement[0]
     kernels = _Kernels(composition, maker)

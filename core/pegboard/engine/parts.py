@@ -1,4 +1,4 @@
-"""What an engine is made of."""
+"""The parts of an engine."""
 
 from __future__ import annotations
 

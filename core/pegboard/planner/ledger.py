@@ -36,7 +36,7 @@ class LedgerEntry(msgspec.Struct, frozen=True):
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in memory when the engine runs.
+    """The memory of a running engine.
 
     Attributes:
         entries: by name.
@@ -65,7 +65,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class PoolRequest:
-    """What the config says about the pool: bytes, a fraction of the device, or `auto`; and whether
+    """The config's request for the pool: bytes, a fraction of the device, or `auto`; and whether
     `max_model_len` was left open."""
 
     memory: int | float | str
@@ -167,7 +167,7 @@ def _weights(plan: ModelPlan, dtype: str) -> list[LedgerEntry]:
 
 
 def _whose(model: str) -> str:
-    """What lines of the ledger begin with that are not the target's."""
+    """The prefix of ledger lines of models other than the target."""
     return "" if model == TARGET else f"{model}: "
 
 
@@ -210,7 +210,7 @@ def _logprobs(composition: Composition) -> LedgerEntry:
 
 
 def _estimates(composition: Composition) -> Iterator[LedgerEntry]:
-    """What parts say that they hold beside weights and KV."""
+    """The parts' own estimates of memory beside weights and KV."""
     for plan in composition.models:
         kernels = (choice.part for choice in plan.kernels)
         yield from _estimates_of((*plan.parts.values(), *kernels), plan, composition)
@@ -269,7 +269,7 @@ def _budget(memory: int | float | str, device: DeviceFacts, fixed: int) -> int:
 
 
 def _does_not_fit(fixed: int, budget: int, device: DeviceFacts) -> Refusal | None:
-    """Why bytes beside the KV pool, and the pool, are too much; None: they are not."""
+    """The refusal of a pool that does not fit beside the other memory; None: it fits."""
     if budget <= 0 or fixed + budget > device.total_bytes:
         return Refusal(
             code="memory",

@@ -1,4 +1,4 @@
-"""What machine this is, read from the operating system, without torch."""
+"""The machine's devices, read from the operating system, without torch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _cuda() -> list[DeviceFacts]:
-    """What the driver's own tool says; no driver, no GPU."""
+    """The GPUs that the driver's own tool lists; without a driver none."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []

@@ -23,7 +23,7 @@ def reads(entry: Provides, facts: CheckpointFacts) -> list[str]:
 
 
 def unread(methods: Collection[str], facts: CheckpointFacts) -> str:
-    """What is said of a checkpoint that no quantizer reads; `methods` are those of all."""
+    """The refusal of a checkpoint that no quantizer reads; `methods` are those of all quantizers."""
     allowed = _named(sorted(methods), facts.quantization or "none")
     return f"the checkpoint {_stored(facts)}, which nothing installed reads; allowed: {allowed}"
 

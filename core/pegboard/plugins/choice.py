@@ -22,7 +22,7 @@ Check = Callable[[Provides], list[str]]
 
 @dataclass
 class Wanted:
-    """What the config says about an interface.
+    """The config's wish for an interface.
 
     Attributes:
         interface: its name.
@@ -140,7 +140,7 @@ class Chooser:
         return _of_all([self._misfits(provided, one) for one in provided.entry.requirements])
 
     def met(self, provided: Offer | Part) -> list[Requires]:
-        """Of the alternatives that it requires, those that hold here; all where none does."""
+        """The alternatives of its requirements that hold here; all of them if none does."""
         alternatives = provided.entry.requirements
         holding = [one for one in alternatives if not self._misfits(provided, one)]
         return holding or list(alternatives)
@@ -214,7 +214,7 @@ class Chooser:
         return None
 
     def _left_out(self, wanted: Wanted, check: Check = lambda entry: []) -> str:
-        """What to do where a disabled plugin provides what is wanted, or for `auto` what would fit."""
+        """The fix if a disabled plugin provides the wanted name, or for `auto` a fitting part."""
         is_open = wanted.name in ("auto", "on")
         return self.catalog.left_out(
             wanted.interface,
@@ -222,7 +222,7 @@ class Chooser:
         )
 
     def _look_at_the_broken(self) -> str:
-        """Where to look when what provides a name cannot be told: a manifest is not readable."""
+        """The fix if a manifest is not readable, so that the provider of a name may be hidden in it."""
         names = ", ".join(broken.origin.plugin for broken in self.catalog.broken)
         return f"'pegboard plugins' says why {names} cannot be used" if names else ""
 

@@ -1,5 +1,5 @@
-"""What several plugins claim: the name of an entry point, a name of an interface, or with equal priority
-to be taken by `auto`. None of them wins by standing first: only `plugins.replace` settles it."""
+"""Claims of several plugins: on the name of an entry point, on a name of an interface, or, with equal
+priority, on `auto`. None of them wins by standing first: only `plugins.replace` settles it."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class Claim:
 
     @property
     def fix(self) -> str:
-        """What the config has to say."""
+        """The setting that settles it."""
         names = [one.plugin for one in self.origins]
         if len(set(names)) < len(names):
             names = [one.distribution for one in self.origins]
         return "plugins.replace: " + " or ".join(f"{{{self.key}: {name}}}" for name in names)
 
     def error(self, key: str, *, fix: str = "") -> DuplicateName:
-        """As an error about a key of the config."""
+        """The error about a key of the config."""
         return DuplicateName(self.origins[0].plugin, str(self), key=key, fix=fix or self.fix)
 
 
 def claims_of(catalog: Catalog) -> list[Claim]:
-    """What is claimed twice among all that is installed, whether or not anything uses it."""
+    """All that is claimed twice among the installed plugins, used or not."""
     plugins = dict.fromkeys(manifest.origin.plugin for manifest in catalog.manifests)
     found = [claim for name in plugins if (claim := _of_plugin(catalog, name)) is not None]
     for interface in dict.fromkeys(e.interface for m in catalog.manifests for e in m.provides):

@@ -110,12 +110,12 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> str:
-        """Of everything that changes KV content: the model and the numbers that it computes."""
+        """A digest of everything that changes KV content: the model and its numerics."""
         return f"{self.facts.fingerprint}/{self.numerics_id}"
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a part of a model lives.
+    """The place of a part of a model.
 
     Attributes:
         model: the plan's name.
@@ -199,12 +199,12 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_blocks(self) -> tuple[int, ...]:
-        """Of each KV group; empty until the plan has sized the pool."""
+        """Blocks of each KV group; empty until the plan has sized the pool."""
         return tuple(number for plan in self.models for number in plan.num_blocks)
 
     @property
     def fingerprint(self) -> str:
-        """Of everything that changes KV content, in all groups."""
+        """A digest of everything that changes KV content, in all groups."""
         return " ".join(plan.fingerprint for plan in self.models)
 
     @property

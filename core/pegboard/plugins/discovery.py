@@ -1,4 +1,4 @@
-"""What is installed: entry points of the group `pegboard` and single files, without importing any."""
+"""Finds installed plugins: entry points of the group `pegboard` and single files. None is imported."""
 
 from __future__ import annotations
 
@@ -65,8 +65,7 @@ class Catalog:
         return sorted(found, key=lambda o: (o.entry.name, o.origin.plugin, o.origin.distribution))
 
     def left_out(self, interface: str, provides: Callable[[Provides], bool]) -> str:
-        """What to do where a plugin that `plugins.disable` names would provide a thing; "" where
-        none would."""
+        """The fix if a plugin that `plugins.disable` names would provide a thing; "" if none would."""
         names = [
             manifest.origin.plugin
             for manifest in self.disabled

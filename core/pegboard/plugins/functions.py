@@ -36,7 +36,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
     ("quantizer", "alternatives"): Options,
     ("attention", "layout"): tuple[TensorSpec, ...],
 }
-"""What a function answers, by interface and manifest field. `estimate` is of any interface."""
+"""The type of a function's answer, by interface and manifest field. `estimate` is of any interface."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ManifestFunction:
         return answer
 
     def _check(self, answer: Any) -> None:
-        """By the same encoding in which answers go to workers."""
+        """Checks an answer by the encoding in which it goes to workers."""
         try:
             if self.answers is Options:
                 _check_options(answer)

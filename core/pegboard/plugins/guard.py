@@ -31,8 +31,8 @@ def guarded(
     fix: str = "",
     passes: tuple[type[Exception], ...] = (UserError,),
 ) -> Iterator[None]:
-    """What is raised inside becomes one error that names the plugin; only an interrupt passes, and what
-    the plugin may raise.
+    """Turns any exception inside into one error that names the plugin. Interrupts pass, and exceptions
+    that the plugin may raise.
 
     Args:
         kind: of the error.
@@ -83,7 +83,7 @@ def culprit(problem: BaseException, origins: Iterable[Origin]) -> Origin | None:
 
 
 def _place(problem: BaseException, origin: Origin) -> str:
-    """Where in the plugin it was raised; "": nowhere in its files."""
+    """The place in the plugin that raised; "": none in its files."""
     for frame, number in reversed(list(walk_tb(problem.__traceback__))):
         file = Path(frame.f_code.co_filename)
         if origin.path and file.is_relative_to(origin.path):

@@ -1,4 +1,4 @@
-"""What a checkpoint and its model are, by torch-free functions that manifests name."""
+"""Inspects a checkpoint and its model, by torch-free functions that manifests name."""
 
 from __future__ import annotations
 

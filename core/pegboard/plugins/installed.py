@@ -20,7 +20,7 @@ BUILTIN = "builtin"
 
 
 def installed_plugins() -> Iterator[tuple[Origin, PluginError | None]]:
-    """Where each installed plugin lies, and what is wrong with its entry point; None: nothing."""
+    """The origin of each installed plugin, and the fault of its entry point; None: it has none."""
     seen: set[str] = set()
     for distribution in distributions():
         try:
@@ -117,7 +117,7 @@ def _unreadable(distribution: Distribution, problem: str) -> tuple[Origin, Plugi
 
 
 def _folder(distribution: Distribution) -> str:
-    """Where its metadata lies."""
+    """The folder of its metadata."""
     return str(getattr(distribution, "_path", "") or distribution.locate_file(""))
 
 

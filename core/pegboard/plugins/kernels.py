@@ -168,7 +168,7 @@ def _joint(
 
 @dataclass(frozen=True)
 class _Search:
-    """What narrows the choice of kernels; see `choose_kernels`."""
+    """The conditions on a choice of kernels; see `choose_kernels`."""
 
     chooser: Chooser
     wanted: str | Mapping[str, str]
@@ -179,7 +179,7 @@ class _Search:
         return self.wanted if isinstance(self.wanted, str) else self.wanted.get(operation, "auto")
 
     def best(self, needed: tuple[str, str]) -> KernelChoice | None:
-        """What fits and has the highest priority; of row-invariant ones where there are any."""
+        """The fitting kernel of highest priority, among row-invariant ones if there are any."""
         operation = needed[0]
         candidates = [
             (offer, offered)

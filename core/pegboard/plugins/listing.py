@@ -1,4 +1,4 @@
-"""What is installed, for `pegboard plugins` and for the commands that plugins add."""
+"""The list of installed plugins, for `pegboard plugins` and for the commands that plugins add."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _of(origin: Origin, provides: tuple[Provided, ...], problem: str | None) -> 
 
 
 def _unmet(manifest: Manifest) -> str | None:
-    """What the things that the plugin provides would need, and is not there."""
+    """The needs of the plugin's parts that this machine does not meet."""
     lacking = [_absent(manifest.origin, entry) for entry in manifest.provides]
     packages = sorted({name for names, _ in lacking for name in names})
     files = sorted({name for _, names in lacking for name in names})

@@ -61,7 +61,7 @@ def import_plugin(origin: Origin) -> ModuleType:
 
 
 def resolve_dotted(dotted: Dotted, origin: Origin) -> Any:
-    """What `module:name` of a manifest means.
+    """The object that `module:name` of a manifest names.
 
     Raises:
         PluginImportFailed: the module cannot be imported or has no such name.
@@ -153,7 +153,7 @@ def _register(manifest: Manifest) -> dict[tuple[str, str], Callable[..., Any]]:
 
 
 def _factories(provided: object, hook: str, origin: Origin) -> Mapping[str, Callable[..., Any]]:
-    """What a hook returned, if it is a mapping of names to factories."""
+    """The result of a hook, checked to be a mapping of names to factories."""
     wrong = ""
     if not isinstance(provided, Mapping):
         wrong = f"a {type(provided).__name__}"

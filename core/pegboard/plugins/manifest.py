@@ -28,7 +28,7 @@ Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a plugin comes from.
+    """The origin of a plugin.
 
     Attributes:
         plugin: its entry point's name, or a single file's stem.
@@ -52,12 +52,12 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> str:
-        """Who answers for it: its distribution, or a single file's path."""
+        """Its distribution, or a single file's path."""
         return self.path if self.distribution == SINGLE_FILE else self.distribution
 
     @property
     def remedy(self) -> str:
-        """What to do where the plugin itself is at fault."""
+        """The fix if the plugin itself is at fault."""
         if self.distribution == OBJECT:
             return f"mend {self.module}, or the attribute manifest of {self.plugin}"
         if self.distribution == SINGLE_FILE:
@@ -66,8 +66,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Requires(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a thing needs: all that the table says. Of several tables, `[[provides.requires]]`, one must
-    hold. An empty list, as by default, means that anything will do.
+    """The needs of a thing: all keys of the table must hold. Of several tables, `[[provides.requires]]`,
+    one must hold. An empty list, as by default, allows anything.
 
     Attributes:
         devices: kinds of device that it runs on (`cpu`, `cuda`).
@@ -189,7 +189,7 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def requirements(self) -> tuple[Requires, ...]:
-        """What it needs: one of these."""
+        """Its needs: one of these must hold."""
         return (self.requires,) if isinstance(self.requires, Requires) else self.requires
 
 
@@ -206,7 +206,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `plugin.toml` holds.
+    """The contents of `plugin.toml`.
 
     Attributes:
         plugin: the plugin itself.

@@ -127,7 +127,7 @@ def _check_words(entry: Provides, origin: Origin) -> None:
 
 
 def _unread(entry: Provides) -> Iterator[tuple[str, str]]:
-    """What nothing reads, and what is allowed in its place."""
+    """Words that nothing reads, and the words allowed in their place."""
     promises = PROMISES.get(entry.interface, {})
     for name in entry.promises:
         if not is_promise(entry.interface, name):
@@ -149,7 +149,7 @@ def _unread(entry: Provides) -> Iterator[tuple[str, str]]:
 
 
 def _words(entry: Provides) -> Iterator[tuple[str, str]]:
-    """What it says where only some words have a meaning, by key."""
+    """The words of keys that allow only some, by key."""
     for table in (*entry.requirements, *entry.operations):
         for key in WORDS:
             said = getattr(table, key, ())

@@ -8,7 +8,7 @@ import tomllib
 from typing import Any
 
 MAX_BYTES = 64 * 1024
-"""Of a manifest. Those with a dozen parts have 5 KiB."""
+"""Most bytes of a manifest. One with a dozen parts has 5 KiB."""
 MAX_KEY_PARTS = 8
 MAX_DEPTH = 8
 """Brackets within brackets."""

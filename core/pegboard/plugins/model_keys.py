@@ -106,7 +106,7 @@ def undeclared(config: ReadConfig) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What the files say.
+    """The rules in the files.
 
     Attributes:
         off: declared keys of which false is every default.

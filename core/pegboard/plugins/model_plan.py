@@ -22,7 +22,7 @@ TARGET = "target"
 
 @dataclass(frozen=True)
 class InspectedModel:
-    """What was read of a model before resolving.
+    """A model as it was inspected, before resolving.
 
     Attributes:
         name: of its units in the workers.
@@ -47,8 +47,7 @@ def plan_model(
     chooser: Chooser,
     unusable: frozenset[tuple[str, str]],
 ) -> ModelPlan:
-    """What a model is made of; where something is lacking, the reasons are the chooser's, and the plan
-    is void.
+    """The plan of a model. If something is lacking, the chooser has the reasons, and the plan is void.
 
     Args:
         inspected: the model.
@@ -90,7 +89,7 @@ def plan_model(
 
 
 def wanted(interface: str, key: str, choice: Choice) -> Wanted:
-    """What the config says of an interface under a key."""
+    """The config's wish for an interface under a key."""
     return Wanted(
         interface, key, choice.name, choice.options, f"{key}.options", is_named=choice.is_named
     )
@@ -149,6 +148,6 @@ def _block_size(config: Config, attention: Part | None, chooser: Chooser) -> int
 
 
 def _block_sizes(attention: Part, chooser: Chooser) -> tuple[int, ...]:
-    """Those that the attention has; empty: any."""
+    """Block sizes of the attention backend; empty: any."""
     each = [requires.block_sizes for requires in chooser.met(attention)]
     return tuple(dict.fromkeys(size for sizes in each for size in sizes)) if all(each) else ()

@@ -24,7 +24,7 @@ FactoryKey = tuple[Origin, str, str]
 
 
 class Registry:
-    """What the loaded plugins provide."""
+    """The things that loaded plugins provide."""
 
     def __init__(self, factories: Mapping[FactoryKey, Callable[..., Any]]) -> None:
         self._factories: Mapping[FactoryKey, Callable[..., Any]] = MappingProxyType(dict(factories))

@@ -31,7 +31,7 @@ MIN_MODEL_LEN = 2
 
 @dataclass(frozen=True)
 class Inspected:
-    """What was read before resolving.
+    """The inspected models, before resolving.
 
     Attributes:
         model_name: under which the model is served.

@@ -40,7 +40,7 @@ PROMISES: dict[str, dict[str, str]] = {
         " model is split yet, so that more than one is refused.",
     },
 }
-"""What each promise means, by interface and name. A name with a dot (`acme.compressed`) is one that
+"""The meaning of each promise, by interface and name. A name with a dot (`acme.compressed`) is one that
 plugins use among themselves: any may be promised and required, and the core reads none."""
 
 OWN_FIELDS: dict[str, tuple[str, ...]] = {

@@ -20,7 +20,7 @@ Int64 = NDArray[np.int64]
 def observe(
     batch: StepBatch, inputs: StepInputs, accepted: Accepted, taps: dict[int, torch.Tensor]
 ) -> Observation:
-    """What the step computed and kept; a row that sampled nothing may not get drafts."""
+    """The step's tokens and states, for the drafter. A row that sampled nothing may not get drafts."""
     kept = _kept(inputs, accepted)
     lengths = inputs.num_chunk + accepted.num_accepted
     propose = np.where(accepted.num_committed > 0, batch.propose, 0)
@@ -55,7 +55,7 @@ def of_rows(seen: Observation, chosen: Bool) -> Observation:
 
 
 def checked(answer: object, seen: Observation) -> tuple[Drafts, Float32]:
-    """What a drafter proposed, where the step's rows may hold it; `DraftTable.put` checks the nodes.
+    """A drafter's proposal, checked against the step's rows; `DraftTable.put` checks the nodes.
 
     Raises:
         EngineError: it is something else, or too much.

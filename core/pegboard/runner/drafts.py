@@ -116,8 +116,8 @@ class DraftTable:
 
 
 def first_paths(drafts: Drafts, confidences: Float32 | None) -> tuple[Drafts, Float32 | None]:
-    """Of each tree the path of first children: the first node, its first child, and so on; a chain as it
-    is."""
+    """Cuts each tree to its path of first children: the first node, its first child, and so on. A chain
+    stays whole."""
     kept = np.zeros(len(drafts.parents), np.bool_)
     for start, stop in pairwise(drafts.offsets.tolist()):
         last = ROOT
@@ -140,5 +140,5 @@ def first_paths(drafts: Drafts, confidences: Float32 | None) -> tuple[Drafts, Fl
 
 
 def chain_parents(parents: Int32) -> Int32:
-    """What `parents`, [num_rows, width], would be if every row held a chain."""
+    """The `parents`, [num_rows, width], of chains."""
     return np.broadcast_to(np.arange(ROOT, parents.shape[1] - 1, dtype=np.int32), parents.shape)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class UnitParts:
-    """What a unit is made of. Nothing is loaded yet.
+    """The parts of a unit. Nothing is loaded yet.
 
     Attributes:
         name: of the unit in its worker: `target`, `draft`.
@@ -63,7 +63,7 @@ class UnitParts:
     on_tensor: Callable[[str], None]
 
     def builder(self) -> LayerBuilder:
-        """What the model's factory gets."""
+        """The builder that the model's factory gets."""
         return LayerBuilder(
             shape=self.shape,
             source=self.source,

@@ -1,4 +1,4 @@
-"""What a worker is made of."""
+"""The parts of a worker."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """What the processors left.
+    """The logits after the processors.
 
     Attributes:
         usable: bool [L], logit rows that every processor of their row has seen.

@@ -20,7 +20,7 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What each of R rows commits, at most D tokens.
+    """The tokens that each of R rows commits, at most D.
 
     Attributes:
         token_ids: int32 [R, D], committed tokens; void past num_committed.
@@ -89,7 +89,7 @@ def accept(inputs: StepInputs, sampled: Int64, usable: Bool) -> Accepted:
 
 
 def _last_alone(inputs: StepInputs, sampled: Int64, usable: Bool) -> Accepted:
-    """What is left of the walk where no row has a node: the token after the last known one."""
+    """The result if no row has a node: each commits the token after its last known one."""
     num_rows = len(inputs.rows)
     logit_rows, token_ids = np.zeros((2, num_rows, 1), dtype=np.int64)
     logit_rows[inputs.logit_owner, 0] = np.arange(len(sampled))

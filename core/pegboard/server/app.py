@@ -98,7 +98,7 @@ class Service:
 
     @property
     def trouble(self) -> str | None:
-        """Why the engine is dead or silent; None while it is neither."""
+        """The reason for which the engine is dead or silent; None: it is neither."""
         return str(self.engine.failure) if self.engine.failure else self.engine.silent
 
     def check_ready(self) -> None:

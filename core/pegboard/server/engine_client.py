@@ -53,7 +53,7 @@ from pegboard.server.submission import Submission
 from pegboard.server.waiting import Waiting
 
 STOP_S = 10.0
-"""How long the engine's process may take to close before it is killed."""
+"""Seconds that the engine's process may take to close before it is killed."""
 
 logger = logging.getLogger("pegboard.server")
 
@@ -108,12 +108,12 @@ class EngineClient:
 
     @property
     def failure(self) -> PegboardError | None:
-        """Why the engine is gone; None while it lives."""
+        """The error by which the engine is gone; None while it lives."""
         return self._ended.result() if self._ended.done() else None
 
     @property
     def silent(self) -> str | None:
-        """Who gives no sign of life though its process is there; None while all do."""
+        """The process that gives no sign of life though it exists; None: all do."""
         return self._watch.silent()
 
     @property

@@ -37,11 +37,11 @@ class EngineWatch:
         self._quiet_s += min(elapsed_s, 2 * TICK_S)
 
     def silent(self) -> str | None:
-        """Who gives no sign, and what its last one was; None while all do."""
+        """The process that gives no sign, and its last one; None: all do."""
         return self._silent_for(self._silence_s)
 
     def lost(self) -> str | None:
-        """Why the engine will not go on; None while it may."""
+        """The reason for which the engine will not go on; None while it may."""
         return self._hang() or self._silent_for(self._deadline_s)
 
     def _silent_for(self, limit_s: float) -> str | None:

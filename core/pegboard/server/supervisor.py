@@ -40,13 +40,13 @@ from pegboard.server.sparse_log import SparseLog
 from pegboard.server.startup_lines import log_settings
 
 DRAIN_S = 30.0
-"""How long open requests may go on after the first signal."""
+"""Seconds that open requests may go on after the first signal."""
 
 ANSWERS_S = 5.0
-"""How long an answer that has been ended may take to reach its client."""
+"""Seconds that an ended answer may take to reach its client."""
 
 UNREAD_MS = 60_000
-"""How long what was sent may stay unread, before the system closes the connection."""
+"""Milliseconds that sent bytes may stay unread before the system closes the connection."""
 
 MAX_HEADER_BYTES = 64 * 1024
 
