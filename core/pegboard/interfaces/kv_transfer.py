@@ -22,7 +22,7 @@ from pegboard.interfaces.prefix_cache import Prefix
 if TYPE_CHECKING:
     import torch
 
-VERSION = 0
+VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
