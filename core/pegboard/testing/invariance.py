@@ -118,6 +118,8 @@ class Case:
         config["kv_cache"] = {**base.get("kv_cache", {}), **self.settings.get("kv_cache", {})}
         if self.pool is not None:
             config["kv_cache"]["memory"] = self.pool
+        if self.cached:
+            config["prefix_cache"] = "auto"  # an object is given for it
         if self.guesses is not None:
             config["drafter"] = {
                 "name": GuessingDrafter.__name__,
