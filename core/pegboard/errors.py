@@ -267,6 +267,7 @@ class KernelUnusable(EngineError):
     def __init__(self, operation: str, family: str, reason: str, *, named: bool) -> None:
         self.operation = operation
         self.family = family
+        self.reason = reason
         self.named = named
         fix = "; fix: leave it to auto" if named else ""
         super().__init__(f"kernel {family!r} for {operation} fails its self-test: {reason}{fix}")

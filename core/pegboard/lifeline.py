@@ -20,7 +20,12 @@ def end_with_parent(parent: int) -> None:
         parent: the parent's process id, as the parent itself knows it.
     """
     die_with_parent(parent)
-    threading.Thread(target=_wait_for_parent, name="lifeline", daemon=True).start()
+    end_with_input()
+
+
+def end_with_input() -> None:
+    """Makes this process end when its standard input does, of which nothing else may read."""
+    threading.Thread(target=_wait_for_end, name="lifeline", daemon=True).start()
 
 
 def die_with_parent(parent: int) -> None:
@@ -39,7 +44,7 @@ def leave_signals_to_parent() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _wait_for_parent() -> None:
+def _wait_for_end() -> None:
     while os.read(0, 4096):
         pass
     os._exit(1)

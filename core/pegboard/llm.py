@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from pegboard.compose import Prepared, load_tokenizer, prepare, start_engine
+from pegboard.compose import Prepared, Starting, load_tokenizer, prepare, start_engine
 from pegboard.config import Config, load_config
 from pegboard.errors import RequestError, TokenizerError
 from pegboard.progress import progress_bar
@@ -113,7 +113,9 @@ class Engine:
         self._numbers = itertools.count()
         total = self.prepared.composition.num_parameters
         with _bar("Loading weights", total, show_progress) as advance:
-            self._core, self.prepared = start_engine(self.prepared, lambda name: advance(1))
+            self._core, self.prepared = start_engine(
+                self.prepared, Starting(on_tensor=lambda name: advance(1))
+            )
 
     def submit(
         self,

@@ -1,124 +1,174 @@
-"""`python -m pegboard.runner_main COMPOSITION.json RANK SOCKET`: a worker process.
-
-It builds its worker from the composition, connects to the Unix socket and serves one peer until that
-closes. A frame is a little-endian 4-byte length and that many bytes of msgpack: [kind, payload].
-
-The worker's first frame is ["hello", digest of its composition]; the peer compares it before anything
-is loaded. Then each frame of the peer gets one answer, in order:
-
-    ["start"]                   -> ["ok", nil]
-    ["execute", StepBatch]      -> ["ok", StepResult]      (bytes of `step.encode`)
-    ["call", method, ...]       -> ["ok", value]           (after the method, its arguments)
-    ["close"]                   -> ["ok", nil], and the process ends
-
-What raised is answered by ["error", line]; the process lives on.
-"""
+"""`python -m pegboard.runner_main RANK`: a worker's process; see `interfaces.worker_process`."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import socket
-import struct
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import msgspec
+import zmq
 
 from pegboard import step
-from pegboard.errors import EngineError, PegboardError
+from pegboard.errors import (
+    INTERRUPTS,
+    EngineError,
+    KernelUnusable,
+    PegboardError,
+    UserError,
+    described,
+)
 from pegboard.interfaces.executor import Worker
+from pegboard.interfaces.worker_process import (
+    Alive,
+    Built,
+    Call,
+    Close,
+    Connection,
+    Done,
+    Execute,
+    Failed,
+    FromWorker,
+    Hello,
+    Loaded,
+    Start,
+    ToWorker,
+    UnusableKernel,
+)
+from pegboard.life import Life, SignSender
+from pegboard.lifeline import die_with_parent, end_with_input, leave_signals_to_parent
+from pegboard.logs import configure_logging
 
-_LENGTH = struct.Struct("<I")
+FLUSH_MS = 2000
+"""How long the last answer may take to leave."""
+
+StartWorker = Callable[[bytes, str, int, Callable[[], None], Callable[[str], None]], Worker]
+"""As `pegboard.compose.start_worker`: of (composition, digest, rank, on_built, on_tensor)."""
 
 _log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serves a worker over a socket; returns the exit status."""
+    """Serves one executor; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m pegboard.runner_main")
-    parser.add_argument("composition", type=Path, help="the frozen composition, as JSON")
     parser.add_argument("rank", type=int, help="the worker's rank")
-    parser.add_argument("socket", help="path of the Unix socket to connect to")
+    parser.add_argument(
+        "--start", default="pegboard.compose:start_worker", help="module:function that starts it"
+    )
     args = parser.parse_args(argv)
-    # Late, so that `--help` needs no torch.
-    from pegboard.compose import load_worker
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-        peer.connect(args.socket)
-        digest, worker = load_worker(args.composition, args.rank)
-        try:
-            send_frame(peer, ["hello", digest])
-            serve(peer, worker)
-        finally:
-            worker.close()
+    leave_signals_to_parent()
+    # Unbuffered: the lifeline reads the same input.
+    with open(0, "rb", buffering=0, closefd=False) as given:
+        connection = msgspec.json.decode(given.readline(), type=Connection)
+    if connection.parent is not None:
+        die_with_parent(connection.parent)
+    end_with_input()
+    configure_logging(logging.WARNING)
+    with zmq.Context() as context:
+        _serve(args.rank, args.start, connection, context)
     return 0
 
 
-def serve(peer: socket.socket, worker: Worker) -> None:
-    """Answers frames until the peer asks to close, or is gone."""
-    while (frame := receive_frame(peer)) is not None:
+def _serve(
+    rank: int, start: str, connection: Connection, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    def connect(socket: zmq.Socket[bytes], address: str) -> None:
+        socket.curve_serverkey = connection.executor_key.encode()
+        socket.curve_publickey = connection.public_key.encode()
+        socket.curve_secretkey = connection.secret_key.encode()
+        socket.connect(address)
+
+    life = Life()
+    with context.socket(zmq.PULL) as requests, context.socket(zmq.PUSH) as answers:
+        for socket in (requests, answers):
+            socket.set_hwm(0)
+            socket.linger = FLUSH_MS
+        connect(requests, connection.requests)
+        connect(answers, connection.answers)
+        signs = SignSender(
+            lambda socket: connect(socket, connection.answers),
+            lambda: _encode(Alive(rank, life.sign())),
+        )
+
+        def send(message: FromWorker) -> None:
+            answers.send(_encode(message))
+
         try:
-            answer = ["ok", _answer(worker, frame)]
-        except PegboardError as error:
-            answer = ["error", str(error)]
-        except Exception as error:
-            _log.exception("worker failed")
-            answer = ["error", " ".join(f"{type(error).__name__}: {error}".split())]
-        send_frame(peer, answer)
-        if frame[:1] == ["close"]:
-            return
+            _Desk(rank, start, send, life).serve(requests)
+        finally:
+            signs.close()
 
 
-def send_frame(peer: socket.socket, message: Sequence[Any]) -> None:
-    """Sends one frame."""
-    data = msgspec.msgpack.encode(message)
-    peer.sendall(_LENGTH.pack(len(data)) + data)
+class _Desk:
+    """Answers one request after the other."""
 
+    def __init__(
+        self, rank: int, start: str, send: Callable[[FromWorker], None], life: Life
+    ) -> None:
+        self._rank = rank
+        self._start = start
+        self._send = send
+        self._life = life
+        self._worker: Worker | None = None
 
-def receive_frame(peer: socket.socket) -> list[Any] | None:
-    """The next frame; None when the peer has closed between two frames.
+    def serve(self, requests: zmq.Socket[bytes]) -> None:
+        self._send(Hello(self._rank))
+        while not isinstance(request := _decode(requests.recv()), Close):
+            self._answer(request)
+        if self._worker is not None:
+            self._worker.close()
+        self._send(Done(self._rank))
 
-    Raises:
-        EngineError: the peer closed within a frame.
-        msgspec.ValidationError: the frame is not a list.
-    """
-    header = _receive(peer, _LENGTH.size)
-    if header is None:
+    def _answer(self, request: ToWorker) -> None:
+        try:
+            self._send(Done(self._rank, self._do(request)))
+        except INTERRUPTS:
+            raise
+        except BaseException as error:  # a plugin that calls sys.exit has failed too
+            if not isinstance(error, PegboardError):
+                _log.exception("worker %d failed", self._rank)
+            self._send(_failed(self._rank, error))
+
+    def _do(self, request: ToWorker) -> Any:
+        match request:
+            case Start(composition=composition, digest=digest):
+                # Late: what is imported for it takes seconds, in which signs of life are sent already.
+                module, _, name = self._start.partition(":")
+                start: StartWorker = getattr(import_module(module), name)
+                self._worker = start(
+                    composition,
+                    digest,
+                    self._rank,
+                    lambda: self._send(Built(self._rank)),
+                    lambda tensor: self._send(Loaded(self._rank, tensor)),
+                )
+                self._life.rest()
+            case Execute(batch=data):
+                batch = step.decode(data, step.StepBatch)
+                with self._life.step(batch.step_id):
+                    return step.encode(self._started().execute(batch))
+            case Call(method=method, arguments=arguments):
+                return self._started().call(method, *arguments)
         return None
-    data = _receive(peer, _LENGTH.unpack(header)[0])
-    if data is None:
-        raise EngineError("the peer closed its socket within a frame")
-    return msgspec.msgpack.decode(data, type=list[Any])
+
+    def _started(self) -> Worker:
+        if self._worker is None:
+            raise EngineError(f"worker {self._rank} has not started")
+        return self._worker
 
 
-def _receive(peer: socket.socket, num_bytes: int) -> bytes | None:
-    """Exactly so many bytes; None when the peer closed before the first."""
-    parts = bytearray()
-    while len(parts) < num_bytes:
-        part = peer.recv(min(num_bytes - len(parts), 2**20))
-        if not part:
-            if parts:
-                raise EngineError("the peer closed its socket within a frame")
-            return None
-        parts += part
-    return bytes(parts)
+def _failed(rank: int, error: BaseException) -> Failed:
+    if isinstance(error, KernelUnusable):
+        kernel = UnusableKernel(error.operation, error.family, error.reason, error.named)
+        return Failed(rank=rank, line=str(error), kernel=kernel)
+    line = str(error) if isinstance(error, PegboardError) else described(error)
+    return Failed(rank=rank, line=line, mistake=isinstance(error, UserError))
 
 
-def _answer(worker: Worker, frame: list[Any]) -> Any:
-    match frame:
-        case ["start"]:
-            worker.start()
-            return None
-        case ["execute", bytes(data)]:
-            return step.encode(worker.execute(step.decode(data, step.StepBatch)))
-        case ["call", str(method), *arguments]:
-            return worker.call(method, *arguments)
-        case ["close"]:
-            worker.close()
-            return None
-    raise EngineError(f"worker: unknown request {frame[:1]}; allowed: start, execute, call, close")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(ToWorker).decode
 
 
 if __name__ == "__main__":

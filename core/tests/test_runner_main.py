@@ -1,21 +1,38 @@
-"""A worker process over a real socket answers as a worker in this process does."""
+"""A worker in a process of its own answers as a worker in this process does."""
 
 from __future__ import annotations
 
-import socket
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import zmq
 
 from pegboard import Config, step
-from pegboard.compose import load_worker, prepare
+from pegboard.compose import prepare, start_worker
+from pegboard.interfaces.executor import Worker
+from pegboard.interfaces.worker_process import (
+    Alive,
+    Built,
+    Call,
+    Close,
+    Connection,
+    Done,
+    Execute,
+    Failed,
+    FromWorker,
+    Hello,
+    Loaded,
+    Start,
+    ToWorker,
+)
 from pegboard.plugins.composition import to_json
-from pegboard.runner_main import receive_frame, send_frame
 from pegboard.step import GroupUpdate, RowAdmission, StepBatch, StepResult
 from pegboard.testing.tiny import write_tiny_model
 
@@ -24,9 +41,8 @@ ARRAYS = ("offsets", "token_ids", "num_accepted", "num_tried", "num_drafts", "co
 
 
 @pytest.fixture(scope="module")
-def composition(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("composition")
-    model = write_tiny_model(folder / "model")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    model = write_tiny_model(tmp_path_factory.mktemp("model"))
     config = Config.from_values(
         {
             "model": str(model),
@@ -36,32 +52,77 @@ def composition(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "scheduler": {"max_num_seqs": 2, "max_num_batched_tokens": 64},
         }
     )
-    path = folder / "composition.json"
-    path.write_bytes(to_json(prepare(config).composition))
-    return path
+    composition = prepare(config).composition
+    return Start(to_json(composition), composition.digest)
+
+
+class Process:
+    """The executor's end."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        own, own_secret = zmq.curve_keypair()
+        public, secret = zmq.curve_keypair()
+        self._requests, self._answers = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+        for socket in (self._requests, self._answers):
+            socket.curve_server = True
+            socket.curve_publickey, socket.curve_secretkey = own, own_secret
+            socket.rcvtimeo = socket.sndtimeo = 60_000
+            socket.bind("tcp://127.0.0.1:*")
+        connection = Connection(
+            requests=self._requests.getsockopt_string(zmq.LAST_ENDPOINT),
+            answers=self._answers.getsockopt_string(zmq.LAST_ENDPOINT),
+            executor_key=own.decode(),
+            public_key=public.decode(),
+            secret_key=secret.decode(),
+            parent=os.getpid(),
+        )
+        argv = [sys.executable, "-m", "pegboard.runner_main", "3"]
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE)
+        self._give(msgspec.json.encode(connection) + b"\n")
+        self.told: list[FromWorker] = []
+        assert self.receive() == Hello(3)
+
+    def receive(self) -> FromWorker:
+        """The next message that is no sign of life."""
+        while True:
+            message = msgspec.msgpack.decode(self._answers.recv(), type=FromWorker)
+            assert message.rank == 3
+            if not isinstance(message, Alive):
+                return message
+            self.told.append(message)
+
+    def ask(self, request: ToWorker) -> Done | Failed:
+        self._requests.send(msgspec.msgpack.encode(request))
+        while not isinstance(message := self.receive(), Done | Failed):
+            self.told.append(message)
+        return message
+
+    def close_input(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def _give(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line)
+        self.process.stdin.flush()
 
 
 @pytest.fixture
-def peer(composition: Path, tmp_path: Path) -> Iterator[socket.socket]:
-    """The host's end, after `hello`; the process ends by itself when it is closed."""
-    address = str(tmp_path / "s")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(address)
-        listener.listen()
-        argv = [sys.executable, "-m", "pegboard.runner_main", str(composition), "0", address]
-        process = subprocess.Popen(argv)
-        listener.settimeout(60)
-        connection, _ = listener.accept()
-    with connection:
-        connection.settimeout(60)
-        assert receive_frame(connection) == ["hello", load_worker(composition, 0)[0]]
-        yield connection
-    assert process.wait(timeout=30) == 0
+def peer() -> Iterator[Process]:
+    with zmq.Context() as context:
+        peer = Process(context)
+        yield peer
+        peer.close_input()
+        peer.process.wait(timeout=30)
+        context.destroy(linger=0)
 
 
-def ask(peer: socket.socket, *frame: Any) -> Any:
-    send_frame(peer, list(frame))
-    return receive_frame(peer)
+@pytest.fixture
+def worker(start: Start) -> Iterator[Worker]:
+    """The same in this process."""
+    worker = start_worker(start.composition, start.digest, 0, lambda: None, lambda name: None)
+    yield worker
+    worker.close()
 
 
 def batch(composition_groups: int, step_id: int) -> StepBatch:
@@ -100,18 +161,18 @@ def batch(composition_groups: int, step_id: int) -> StepBatch:
 
 
 def test_steps_over_the_socket_equal_steps_in_this_process(
-    composition: Path, peer: socket.socket
+    start: Start, peer: Process, worker: Worker
 ) -> None:
-    _, worker = load_worker(composition, 0)
-    worker.start()
-    assert ask(peer, "start") == ["ok", None]
+    assert peer.ask(start) == Done(3)
+    told = [message for message in peer.told if not isinstance(message, Alive)]
+    assert told[0] == Built(3) and Loaded(3, "model.embed_tokens.weight") in told[1:]
     tokens = []
     for step_id in range(5):
         message = batch(1, step_id)
         expected = worker.execute(message)
-        kind, payload = ask(peer, "execute", step.encode(message))
-        assert kind == "ok"
-        result = step.decode(payload, StepResult)
+        answer = peer.ask(Execute(step.encode(message)))
+        assert isinstance(answer, Done)
+        result = step.decode(answer.value, StepResult)
         assert result.step_id == step_id
         for name in ARRAYS:
             assert np.array_equal(getattr(result, name), getattr(expected, name))
@@ -120,26 +181,29 @@ def test_steps_over_the_socket_equal_steps_in_this_process(
         assert result.forward_s > 0
         tokens += result.token_ids.tolist()
     assert len(tokens) == 5
-    assert ask(peer, "call", "memory") == ["ok", worker.call("memory")]
+    assert peer.ask(Call("memory", [])) == Done(3, worker.call("memory"))
     checksums = worker.call("block_checksums", 0, [1, 2])
-    assert ask(peer, "call", "block_checksums", 0, [1, 2]) == ["ok", checksums]
-    assert ask(peer, "close") == ["ok", None]
-    assert receive_frame(peer) is None
-    worker.close()
+    assert peer.ask(Call("block_checksums", [0, [1, 2]])) == Done(3, checksums)
+    # A terminal's Ctrl-C is for the executor's process.
+    peer.process.send_signal(signal.SIGINT)
+    assert peer.ask(Close()) == Done(3)
+    assert peer.process.wait(timeout=30) == 0
 
 
-def test_what_raises_is_answered_and_the_worker_lives_on(peer: socket.socket) -> None:
-    """And ends, without being asked to close, once the fixture has closed the socket."""
-    assert ask(peer, "execute", step.encode(batch(1, 0)))[0] == "error"
-    assert ask(peer, "start") == ["ok", None]
-    kind, line = ask(peer, "execute", b"\x93garbage")
-    assert kind == "error" and "\n" not in line
-    assert ask(peer, "dance") == [
-        "error",
-        "worker: unknown request ['dance']; allowed: start, execute, call, close",
-    ]
-    kind, line = ask(peer, "call", "weather")
-    assert kind == "error" and "'weather'" in line
-    kind, line = ask(peer, "execute", step.encode(batch(1, 3)))
-    assert kind == "error" and "row 1 knows 0 tokens" in line
-    assert ask(peer, "execute", step.encode(batch(1, 0)))[0] == "ok"
+def test_what_raises_is_answered_and_the_worker_lives_on(start: Start, peer: Process) -> None:
+    """And ends, without being asked to close, once the fixture has closed its input."""
+
+    def failure(request: ToWorker) -> str:
+        answer = peer.ask(request)
+        assert isinstance(answer, Failed) and not answer.mistake and "\n" not in answer.line
+        return answer.line
+
+    assert "worker 3 has not started" in failure(Execute(step.encode(batch(1, 0))))
+    line = failure(Start(start.composition, "0" * 64))
+    assert f"reads the composition 000000000000 as {start.digest[:12]}" in line
+    assert not [message for message in peer.told if isinstance(message, Built | Loaded)]
+    assert peer.ask(start) == Done(3)
+    failure(Execute(b"\x93garbage"))
+    assert "'weather'" in failure(Call("weather", []))
+    assert "row 1 knows 0 tokens" in failure(Execute(step.encode(batch(1, 3))))
+    assert isinstance(peer.ask(Execute(step.encode(batch(1, 0)))), Done)

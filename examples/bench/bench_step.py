@@ -26,7 +26,7 @@ from report import circumstances, markdown, write_table
 from thin_model import CONFIG, write_thin_model
 
 from pegboard import Engine, SamplingParams, __version__
-from pegboard.interfaces.executor import Executor
+from pegboard.interfaces.executor import Executor, WorkerHealth
 from pegboard.step import StepBatch, StepResult
 
 HERE = Path(__file__).parent
@@ -93,8 +93,8 @@ class NullExecutor(Executor):
     def call(self, method: str) -> list[Any]:
         return []
 
-    def health(self) -> str | None:
-        return None
+    def health(self) -> tuple[WorkerHealth, ...]:
+        return ()
 
     def close(self) -> None:
         pass

@@ -21,7 +21,7 @@ import numpy as np
 from traces import TraceRequest
 
 from pegboard import Engine, SamplingParams
-from pegboard.interfaces.executor import Executor
+from pegboard.interfaces.executor import Executor, WorkerHealth
 from pegboard.interfaces.observer import Event, Observer, SequenceFinished
 from pegboard.step import StepBatch, StepResult
 
@@ -110,8 +110,8 @@ class ScriptedExecutor(Executor):
     def call(self, method: str) -> list[Any]:
         return []
 
-    def health(self) -> str | None:
-        return None
+    def health(self) -> tuple[WorkerHealth, ...]:
+        return ()
 
     def close(self) -> None:
         pass

@@ -74,6 +74,7 @@ TABLE: dict[str, Row] = {
     "pegboard.chat": Row(("pegboard.errors", "pegboard.lifeline")),
     "pegboard.lifeline": Row(()),
     "pegboard.life": Row(("pegboard.interfaces",)),
+    "pegboard.logs": Row(("pegboard.errors",)),
     "pegboard.sampling_defaults": Row((*CONFIG, "pegboard.request")),
     "pegboard.plugins": Row(("pegboard.interfaces", *CONFIG)),
     "pegboard.planner": Row(("pegboard.interfaces", "pegboard.plugins", *CONFIG)),

@@ -238,7 +238,7 @@ BROKEN_PLUGIN = """# /// pegboard
 # name = "broken"
 # [[provides]]
 # interface = "executor"
-# version = 0
+# version = 1
 # name = "broken"
 # summary = "Fails once the parts are made"
 # ///
@@ -266,7 +266,7 @@ class Broken(Executor):
         raise AssertionError
 
     def health(self):
-        return None
+        return ()
 
     def close(self):
         pass

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from pegboard.errors import EngineError
-from pegboard.interfaces.executor import Executor, ExecutorContext, Worker
+from pegboard.interfaces.executor import Executor, ExecutorContext, Worker, WorkerHealth
 from pegboard.step import StepBatch, StepResult
 
 
@@ -32,8 +32,8 @@ class LocalExecutor(Executor):
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return [self._started().call(method, *arguments)]
 
-    def health(self) -> str | None:
-        return None if self._worker is not None else "worker 0 is not running"
+    def health(self) -> tuple[WorkerHealth, ...]:
+        return ()
 
     def close(self) -> None:
         if self._worker is not None:

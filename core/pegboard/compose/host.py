@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pegboard.compose.making import Maker, parts_of
 from pegboard.compose.preparing import Prepared, prepare
 from pegboard.compose.processor_params import processor_params
-from pegboard.compose.worker import OnTensor, build_worker, ignore
+from pegboard.compose.worker import OnTensor, blaming, build_worker, ignore
 from pegboard.engine.core import EngineCore
 from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefix.guarded_cache import GuardedCache
 from pegboard.engine.prefix.known_blocks import KnownBlocks
-from pegboard.errors import INTERRUPTS, KernelUnusable, PegboardError, PluginFailed
-from pegboard.interfaces.executor import ExecutorContext, Worker
+from pegboard.errors import CompositionRefused, KernelUnusable
+from pegboard.interfaces.executor import ExecutorContext, Worker, WorkerProgram
 from pegboard.interfaces.kv_allocator import AllocatorContext
 from pegboard.interfaces.observer import ObserverContext
 from pegboard.interfaces.prefix_cache import PrefixCacheContext
@@ -29,17 +28,33 @@ from pegboard.plugins.composition import (
     Part,
     to_json,
 )
-from pegboard.plugins.guard import culprit, failure
 from pegboard.plugins.loader import load_plugins
 
 if TYPE_CHECKING:
     from pegboard.tokenizer import Tokenizer
 
+WORKERS_PARTS = ("attention", "drafter", "kernel", "logits_processor", "quantizer")
+"""Interfaces of a worker for which an object may be given."""
+
+
+@dataclass(frozen=True)
+class Starting:
+    """Who is told how an engine's start goes on.
+
+    Attributes:
+        on_engine: told of the engine before any worker is started; its `health` can be asked from then
+            on.
+        on_built: told once all parts of the workers are made and no weight is loaded.
+        on_tensor: told the name of each parameter as it is loaded.
+    """
+
+    on_engine: Callable[[EngineCore], None] = lambda engine: None
+    on_built: Callable[[], None] = lambda: None
+    on_tensor: OnTensor = ignore
+
 
 def start_engine(
-    prepared: Prepared,
-    on_tensor: OnTensor = ignore,
-    on_built: Callable[[], None] = lambda: None,
+    prepared: Prepared, starting: Starting = Starting()
 ) -> tuple[EngineCore, Prepared]:
     """A running engine, whose weights are loaded, and the composition that it runs.
 
@@ -48,8 +63,7 @@ def start_engine(
 
     Args:
         prepared: what to start.
-        on_tensor: told the name of each parameter as it is loaded.
-        on_built: told once all parts of a worker in this process are made and no weight is loaded.
+        starting: who is told how it goes on.
 
     Raises:
         KernelUnusable: a kernel that was named fails its self-test.
@@ -58,20 +72,19 @@ def start_engine(
     unusable: frozenset[tuple[str, str]] = frozenset()
     while True:
         try:
-            return _started(prepared, on_tensor, on_built), prepared
+            with blaming(prepared.composition):
+                return _started(prepared, starting), prepared
         except KernelUnusable as failure:
             if failure.named:
                 raise
             unusable |= {(failure.operation, failure.family)}
-        except BaseException as problem:
-            _blame(problem, prepared.composition)
-            raise
         prepared = prepare(prepared.config, unusable=unusable, **prepared.objects)
 
 
-def _started(prepared: Prepared, on_tensor: OnTensor, on_built: Callable[[], None]) -> EngineCore:
-    engine = build_engine(prepared, on_tensor, on_built)
+def _started(prepared: Prepared, starting: Starting) -> EngineCore:
+    engine = build_engine(prepared, starting)
     try:
+        starting.on_engine(engine)
         engine.start()
     except BaseException:
         engine.close()
@@ -79,20 +92,7 @@ def _started(prepared: Prepared, on_tensor: OnTensor, on_built: Callable[[], Non
     return engine
 
 
-def _blame(problem: BaseException, composition: Composition) -> None:
-    """Raises PluginFailed when what ended the start was raised in a plugin's files."""
-    if isinstance(problem, (PegboardError, *INTERRUPTS)):
-        return
-    origin = culprit(problem, [manifest.origin for manifest in composition.manifests])
-    if origin is not None:
-        raise failure(PluginFailed, origin, "starting the engine", problem) from problem
-
-
-def build_engine(
-    prepared: Prepared,
-    on_tensor: OnTensor = ignore,
-    on_built: Callable[[], None] = lambda: None,
-) -> EngineCore:
+def build_engine(prepared: Prepared, starting: Starting = Starting()) -> EngineCore:
     """The engine of a composition; no weight is loaded before its `start`. For the arguments, see
     `start_engine`."""
     composition = prepared.composition
@@ -146,7 +146,7 @@ def build_engine(
             policy=build(
                 "speculation_policy", SpeculationContext(composition.num_speculative_tokens)
             ),
-            executor=build("executor", _executor_context(composition, maker, on_tensor, on_built)),
+            executor=build("executor", _executor_context(prepared, maker, starting)),
             caches_prefixes=caches_prefixes,
             verifies_blocks=composition.verifies_kv,
             observers=tuple(make(part, observing) for part in composition.observers),
@@ -194,27 +194,36 @@ def load_tokenizer(prepared: Prepared) -> Tokenizer | None:
     return load(facts.tokenizer, where=facts.path)
 
 
-def _executor_context(
-    composition: Composition, maker: Maker, on_tensor: OnTensor, on_built: Callable[[], None]
-) -> ExecutorContext:
+def _executor_context(prepared: Prepared, maker: Maker, starting: Starting) -> ExecutorContext:
+    composition = prepared.composition
+
     def worker(rank: int) -> Worker:
-        built = build_worker(composition, maker, on_tensor, rank)
-        on_built()
+        built = build_worker(composition, maker, starting.on_tensor, rank)
+        starting.on_built()
         return built
 
     return ExecutorContext(
         devices=composition.devices,
         worker=worker,
-        worker_command=lambda rank: _worker_command(composition, rank),
+        worker_program=lambda rank: _worker_program(prepared, rank),
+        on_built=starting.on_built,
+        on_tensor=starting.on_tensor,
     )
 
 
-def _worker_command(composition: Composition, rank: int) -> list[str]:
-    """argv of a worker's process; the composition travels in a private file."""
-    handle, name = tempfile.mkstemp(prefix="pegboard-", suffix=".json")
-    with os.fdopen(handle, "wb") as file:
-        file.write(to_json(composition))
-    return [sys.executable, "-m", "pegboard.runner_main", name, str(rank)]
+def _worker_program(prepared: Prepared, rank: int) -> WorkerProgram:
+    tied = [interface for interface in WORKERS_PARTS if interface in prepared.objects]
+    if tied:
+        executor = prepared.composition.parts["executor"].name
+        raise CompositionRefused(
+            [
+                f"{interface}: an object of this process, which the worker of executor {executor!r}, in"
+                " another one, cannot have; fix: give a plugin's name, or executor: local"
+                for interface in tied
+            ]
+        )
+    argv = [sys.executable, "-P", "-m", "pegboard.runner_main", str(rank)]
+    return WorkerProgram(argv, to_json(prepared.composition), prepared.composition.digest)
 
 
 def _detokenizer_factory(tokenizer: Tokenizer | None) -> Callable[[], Any] | None:

@@ -8,7 +8,7 @@ from pegboard.engine.prefix.guarded_cache import GuardedCache
 from pegboard.engine.prefix.known_blocks import KnownBlocks
 from pegboard.interfaces.attention import AttentionContext
 from pegboard.interfaces.drafter import DrafterContext
-from pegboard.interfaces.executor import ExecutorContext, Worker
+from pegboard.interfaces.executor import ExecutorContext, Worker, WorkerProgram
 from pegboard.interfaces.kernel import KernelContext
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import AllocatorContext
@@ -63,7 +63,9 @@ def sample_context(interface: str) -> object | None:
         case "drafter":
             return DrafterContext(_NUM_DRAFTS, _VOCAB_SIZE, _NUM_SEQS, _MODEL_LEN)
         case "executor":
-            return ExecutorContext(("cpu",), _no_worker, _no_command)
+            return ExecutorContext(
+                ("cpu",), _no_worker, _no_program, lambda: None, lambda name: None
+            )
         case "attention":
             shape = AttentionShape(
                 2 * GROUP.num_kv_heads, GROUP.num_kv_heads, GROUP.head_dim, 0.125
@@ -99,5 +101,5 @@ def _no_worker(rank: int) -> Worker:
     raise RuntimeError("a worker was asked for before the executor is started")
 
 
-def _no_command(rank: int) -> list[str]:
+def _no_program(rank: int) -> WorkerProgram:
     raise RuntimeError("a worker was asked for before the executor is started")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from pegboard.compose.drafter_taps import taps_of
 from pegboard.compose.kv_scales import read_kv_scales
 from pegboard.compose.making import Maker
 from pegboard.compose.tied_head import check_tied_head
-from pegboard.errors import INTERRUPTS, KernelUnusable
+from pegboard.errors import (
+    INTERRUPTS,
+    EngineError,
+    KernelUnusable,
+    PegboardError,
+    PluginFailed,
+)
 from pegboard.interfaces.attention import AttentionContext
 from pegboard.interfaces.drafter import DrafterContext
 from pegboard.interfaces.executor import Worker
@@ -30,6 +36,7 @@ from pegboard.plugins.composition import (
     Slice,
     from_json,
 )
+from pegboard.plugins.guard import culprit, failure
 from pegboard.plugins.loader import load_plugins
 
 if TYPE_CHECKING:
@@ -58,11 +65,54 @@ def build_worker(
     return Runner(worker_parts(composition, maker, on_tensor, rank))
 
 
-def load_worker(path: Path, rank: int) -> tuple[str, Worker]:
-    """The digest and the worker of a composition in a file, for a worker's own process."""
-    composition = from_json(path.read_bytes())
-    worker = build_worker(composition, Maker(load_plugins(composition.manifests), {}), rank=rank)
-    return composition.digest, worker
+def start_worker(
+    data: bytes, digest: str, rank: int, on_built: Callable[[], None], on_tensor: OnTensor
+) -> Worker:
+    """A worker of a composition that came from another process, with its weights loaded.
+
+    Args:
+        data: the composition, as JSON.
+        digest: which one it should be.
+        rank: which of its workers.
+        on_built: called once all parts are made.
+        on_tensor: told the name of each parameter as it is loaded.
+
+    Raises:
+        EngineError: it is another composition.
+        KernelUnusable: a kernel fails its self-test.
+        PluginError: a plugin's part cannot be made, or a plugin raised.
+    """
+    composition = from_json(data)
+    if composition.digest != digest:
+        raise EngineError(
+            f"the worker reads the composition {digest[:12]} as {composition.digest[:12]}; fix: install"
+            " the same version of Pegboard where the worker runs"
+        )
+    with blaming(composition):
+        worker = build_worker(
+            composition, Maker(load_plugins(composition.manifests), {}), on_tensor, rank
+        )
+        on_built()
+        try:
+            worker.start()
+        except BaseException:
+            worker.close()
+            raise
+    return worker
+
+
+@contextmanager
+def blaming(composition: Composition) -> Iterator[None]:
+    """Raises PluginFailed when what ended a start was raised in a plugin's files."""
+    try:
+        yield
+    except (PegboardError, *INTERRUPTS):
+        raise
+    except BaseException as problem:
+        origin = culprit(problem, [manifest.origin for manifest in composition.manifests])
+        if origin is None:
+            raise
+        raise failure(PluginFailed, origin, "starting the engine", problem) from problem
 
 
 def worker_parts(

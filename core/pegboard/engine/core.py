@@ -20,6 +20,7 @@ from pegboard.engine.speculation import Speculation
 from pegboard.engine.step_budget import StepBudget
 from pegboard.engine.step_builder import Plan, PlannedStep
 from pegboard.errors import INTERRUPTS, EngineError, RequestError, RequestFailed, described
+from pegboard.interfaces.executor import WorkerHealth
 from pegboard.interfaces.kv_allocator import KVLedger
 from pegboard.interfaces.observer import (
     ErrorHappened,
@@ -146,6 +147,10 @@ class EngineCore:
     def num_waiting(self) -> int:
         """Sequences that do not."""
         return self._queue.num_waiting
+
+    def health(self) -> tuple[WorkerHealth, ...]:
+        """How the workers' processes are; the one call that any thread may make at any time."""
+        return self._parts.executor.health()
 
     @property
     def step_id(self) -> int:

@@ -12,7 +12,7 @@ import msgspec
 
 from pegboard.step import StepBatch, StepResult
 
-VERSION = 0
+VERSION = 1
 
 
 Doing = Literal["starting", "idle", "step"]
@@ -57,41 +57,86 @@ class Worker(ABC):
         """Frees all memory. Idempotent."""
 
 
+class WorkerHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker's process is.
+
+    Attributes:
+        rank: the worker's.
+        sign: the last that it gave; None: none yet.
+        silence_s: seconds since it was heard of; time in which the executor itself stood still does
+            not count.
+        ended: how the process ended and what it was doing, in one line; "": it is there.
+    """
+
+    rank: int
+    sign: Sign | None
+    silence_s: float
+    ended: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgram:
+    """A worker for a process of its own; how it is spoken to is in `interfaces.worker_process`.
+
+    Attributes:
+        argv: of the process.
+        composition: what the worker is built from, as JSON.
+        digest: of the composition; the process compares it before it loads anything.
+    """
+
+    argv: Sequence[str]
+    composition: bytes
+    digest: str
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorContext:
     """What an executor's factory gets.
 
     Attributes:
         devices: one entry a rank, `cpu` or `cuda:0`, ...
-        worker: (rank) -> a worker in this process.
-        worker_command: (rank) -> argv of a process that serves one worker over a Unix socket whose
-            path is appended; see `pegboard.runner_main` for the frames.
+        worker: (rank) -> a worker in this process. Its building and loading is told without the
+            executor's help.
+        worker_program: (rank) -> a worker for a process of its own. Raises CompositionRefused where it
+            would need an object of this process.
+        on_built: to be called, in the thread that called `start`, once the parts of all workers in
+            processes of their own are made and none has loaded a weight.
+        on_tensor: to be called there with the name of each parameter that rank 0 has loaded.
     """
 
     devices: Sequence[str]
     worker: Callable[[int], Worker]
-    worker_command: Callable[[int], Sequence[str]]
+    worker_program: Callable[[int], WorkerProgram]
+    on_built: Callable[[], None]
+    on_tensor: Callable[[str], None]
 
 
 class Executor(ABC):
-    """Carries the two messages to the workers and back."""
+    """Carries the two messages to the workers and back.
+
+    One thread calls it, but for `health`. A worker that dies is an EngineError that says how, of what is
+    in flight and of whatever is asked later.
+    """
 
     @abstractmethod
     def start(self) -> None:
-        """Starts the workers. Raises what a worker's start raised."""
+        """Starts the workers. Raises what a worker's start raised; KernelUnusable as itself, what else a
+        user can mend as UserError."""
 
     @abstractmethod
     def execute(self, batch: StepBatch) -> Future[StepResult]:
-        """Runs a step on all workers. An exception of a worker is the future's."""
+        """Runs a step on all workers; steps run in the order in which they were given. An exception of a
+        worker is the future's."""
 
     @abstractmethod
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """`Worker.call` on each worker, by rank. No step is in flight."""
 
     @abstractmethod
-    def health(self) -> str | None:
-        """None while all workers live; else one line saying what happened."""
+    def health(self) -> tuple[WorkerHealth, ...]:
+        """How the workers' processes are, by rank; none for workers in this process, and before the start.
+        Any thread may ask at any time, and is answered at once."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the workers and frees their memory. Idempotent."""
+        """Ends the workers and frees their memory, whatever they are doing. Idempotent."""

@@ -14,15 +14,17 @@ import sys
 import time
 from collections.abc import Sequence
 
+import msgspec
 import zmq
 
-from pegboard.compose import Prepared, from_wire, start_engine
+from pegboard.compose import Prepared, Starting, from_wire, start_engine
 from pegboard.engine.core import EngineCore
-from pegboard.errors import RequestError, RequestFailed, UserError
+from pegboard.errors import RequestError, RequestFailed, UserError, described
+from pegboard.interfaces.executor import WorkerHealth
 from pegboard.life import Life, SignSender
 from pegboard.lifeline import end_with_parent, leave_signals_to_parent
+from pegboard.logs import configure_logging
 from pegboard.progress import progress_bar
-from pegboard.server.logs import configure_logging
 from pegboard.server.messages import (
     Abort,
     Add,
@@ -75,6 +77,34 @@ class Channel:
     def close(self) -> None:
         """Closes the socket once all that was sent has left."""
         self._context.destroy()
+
+
+class Pulse:
+    """What the server is told once a second, by a thread of its own.
+
+    Attributes:
+        life: what the loop is doing.
+    """
+
+    def __init__(self) -> None:
+        self.life = Life()
+        self._engine: EngineCore | None = None
+
+    def watch(self, engine: EngineCore) -> None:
+        """Its workers are told of from now on."""
+        self._engine = engine
+
+    def message(self) -> bytes:
+        return encode(Alive(self.life.sign(), self.life.worst_step_s, self._workers()))
+
+    def _workers(self) -> tuple[WorkerHealth, ...]:
+        if self._engine is None:
+            return ()
+        try:
+            return msgspec.convert(self._engine.health(), tuple[WorkerHealth, ...])
+        except Exception as error:  # of another's executor
+            line = f"the executor cannot say how its workers are: {described(error)}"
+            return (WorkerHealth(rank=0, sign=None, silence_s=0.0, ended=line),)
 
 
 class EngineLoop:
@@ -161,13 +191,10 @@ def main(arguments: Sequence[str]) -> int:
     leave_signals_to_parent()
     end_with_parent(int(parent))
     configure_logging()
-    life, channel = Life(), Channel(address)
-    signs = SignSender(
-        lambda socket: socket.connect(life_of(address)),
-        lambda: encode(Alive(life.sign(), life.worst_step_s)),
-    )
+    pulse, channel = Pulse(), Channel(address)
+    signs = SignSender(lambda socket: socket.connect(life_of(address)), pulse.message)
     try:
-        _serve(channel, life)
+        _serve(channel, pulse)
     except UserError as error:
         if os.environ.get("PEGBOARD_RAISE") == "1":
             logger.exception("the engine cannot start")
@@ -183,13 +210,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _serve(channel: Channel, life: Life) -> None:
+def _serve(channel: Channel, pulse: Pulse) -> None:
     start = channel.receive()
     if isinstance(start, Stop):
         return
     assert isinstance(start, Start)
     started = time.monotonic()
-    engine, prepared = _load(from_wire(start.prepared), channel)
+    engine, prepared = _load(from_wire(start.prepared), channel, pulse)
     log_loaded(prepared, time.monotonic() - started)
     try:
         composition = prepared.composition
@@ -197,12 +224,12 @@ def _serve(channel: Channel, life: Life) -> None:
         gc.collect()
         gc.freeze()
         channel.send(Ready(composition.max_model_len, composition.digest, os.getpid()))
-        EngineLoop(engine, channel, life).run()
+        EngineLoop(engine, channel, pulse.life).run()
     finally:
         engine.close()
 
 
-def _load(prepared: Prepared, channel: Channel) -> tuple[EngineCore, Prepared]:
+def _load(prepared: Prepared, channel: Channel, pulse: Pulse) -> tuple[EngineCore, Prepared]:
     """The running engine, and what it runs; loading is shown on a terminal and told to the server."""
     total = prepared.composition.num_parameters
     num_loaded = itertools.count(1)
@@ -213,7 +240,8 @@ def _load(prepared: Prepared, channel: Channel) -> tuple[EngineCore, Prepared]:
             bar.advance(task)
             channel.send(Loading(next(num_loaded), total))
 
-        return start_engine(prepared, advance, lambda: channel.send(Built()))
+        starting = Starting(pulse.watch, lambda: channel.send(Built()), advance)
+        return start_engine(prepared, starting)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pegboard.interfaces.executor import Sign
 from pegboard.server.messages import Alive
 
 TICK_S = 0.5
@@ -42,13 +43,21 @@ class EngineWatch:
 
     def lost(self) -> str | None:
         """The reason for which the engine will not go on; None while it may."""
-        return self._hang() or self._silent_for(self._deadline_s)
+        return self._death() or self._hang() or self._silent_for(self._deadline_s)
+
+    def _death(self) -> str | None:
+        workers = () if self._last is None else self._last.workers
+        return next((worker.ended for worker in workers if worker.ended), None)
 
     def _silent_for(self, limit_s: float) -> str | None:
-        if self._quiet_s < limit_s:
-            return None
-        last = "it gave none yet" if self._last is None else f"its last sign: {self._last.sign}"
-        return f"the engine's process has been silent for {self._quiet_s:.0f} s; {last}"
+        own = None if self._last is None else self._last.sign
+        if self._quiet_s >= limit_s:
+            return _silence("the engine's process", self._quiet_s, own)
+        for worker in () if self._last is None else self._last.workers:
+            if worker.silence_s >= limit_s:
+                said = _silence(f"worker {worker.rank}", worker.silence_s, worker.sign)
+                return f"{said}; the engine is {own}"
+        return None
 
     def _hang(self) -> str | None:
         last = self._last
@@ -60,4 +69,10 @@ class EngineWatch:
         return (
             f"step {last.sign.step_id} hangs: it has taken {age_s:.0f} s, and no step before it more"
             f" than {last.worst_step_s:.1f} s (server.deadline_s: {self._deadline_s})"
+            + "".join(f"; worker {one.rank} is {one.sign}" for one in last.workers)
         )
+
+
+def _silence(who: str, silence_s: float, last: Sign | None) -> str:
+    sign = "it gave none yet" if last is None else f"its last sign: {last}"
+    return f"{who} has been silent for {silence_s:.0f} s; {sign}"

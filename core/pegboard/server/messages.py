@@ -12,7 +12,7 @@ import msgspec
 
 from pegboard.engine.breaker import CutOff
 from pegboard.errors import RequestError
-from pegboard.interfaces.executor import Sign
+from pegboard.interfaces.executor import Sign, WorkerHealth
 from pegboard.request import Request, SequenceDelta
 
 
@@ -128,10 +128,12 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
     Attributes:
         sign: what it is doing.
         worst_step_s: seconds of its longest step that has ended.
+        workers: how the workers' processes are.
     """
 
     sign: Sign
     worst_step_s: float
+    workers: tuple[WorkerHealth, ...] = ()
 
 
 FromEngine = Built | Loading | Ready | Failed | Deltas | Refused | Faulted | ResetDone | Status

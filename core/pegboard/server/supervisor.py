@@ -22,6 +22,7 @@ from pegboard.compose import Prepared, load_tokenizer, prepare, to_wire
 from pegboard.config import Config, ServerConfig
 from pegboard.config_values import shown
 from pegboard.errors import ConfigError, EngineDied, EngineError, PegboardError
+from pegboard.logs import configure_logging
 from pegboard.server.app import Service, create_app
 from pegboard.server.chat_renderer import QueuedChatRenderer
 from pegboard.server.connection import BoundedConnection
@@ -29,7 +30,6 @@ from pegboard.server.daemon_thread import in_daemon
 from pegboard.server.engine_client import EngineClient
 from pegboard.server.engine_watch import EngineWatch
 from pegboard.server.keys import Keys, read_keys
-from pegboard.server.logs import configure_logging
 from pegboard.server.messages import Ready, Start
 from pegboard.server.open_files import max_connections, raise_limit
 from pegboard.server.places import Places

@@ -1,25 +1,29 @@
-"""Workers of the executors' suite: a class for this process, and a program for one of its own.
+"""The workers of the executors' suite, in this process or in ones of their own: see `programs`.
 
-`python -m pegboard.testing.executor_worker FOLDER RANK SOCKET` serves the frames that
-`pegboard.runner_main` documents. A worker leaves a line of its life in the file FOLDER/RANK.
+A worker leaves a line of its life in the file FOLDER/RANK, and its process's id in FOLDER/RANK.pid. How
+its start goes is said by a file `fail` or `hang` in the folder.
 """
 
 from __future__ import annotations
 
-import socket
-import struct
+import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from pegboard.interfaces.executor import Worker
-from pegboard.step import StepBatch, StepResult, decode, encode
+from pegboard.interfaces.executor import Worker, WorkerProgram
+from pegboard.step import StepBatch, StepResult
 
 FAILING_STEP = 13
 """The worker of rank 0 raises at this step, and goes on afterwards."""
+
+ENDLESS_STEP = 14
+"""No worker ever answers this step."""
 
 DIGEST = "digest of the suite"
 
@@ -51,21 +55,25 @@ def expected(step: StepBatch) -> list[int]:
 
 
 class EchoWorker(Worker):
-    """Answers a step by numbers made of it; `fails` makes its start raise."""
+    """Answers a step by numbers made of it."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._diary = folder / str(rank)
+        self._folder = folder
         self._rank = rank
-        self._fails = (folder / "fail").exists()
+        (folder / f"{rank}.pid").write_text(str(os.getpid()))
 
     def start(self) -> None:
-        if self._fails:
+        if (self._folder / "fail").exists():
             raise RuntimeError("the weights are missing")
+        if (self._folder / "hang").exists():
+            time.sleep(10_000)
         self._write("started")
 
     def execute(self, batch: StepBatch) -> StepResult:
         if batch.step_id == FAILING_STEP and self._rank == 0:
             raise RuntimeError(f"step {batch.step_id} went wrong")
+        if batch.step_id == ENDLESS_STEP:
+            time.sleep(10_000)
         num_rows = len(batch.rows)
         none = np.zeros(num_rows, np.int32)
         return StepResult(
@@ -85,47 +93,28 @@ class EchoWorker(Worker):
         self._write("closed")
 
     def _write(self, line: str) -> None:
-        with self._diary.open("a") as file:
+        with (self._folder / str(self._rank)).open("a") as file:
             file.write(f"{line}\n")
 
 
-def main(argv: list[str]) -> None:
-    """Serves one worker until its peer closes."""
-    worker = EchoWorker(Path(argv[0]), int(argv[1]))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-        peer.connect(argv[2])
-        stream = peer.makefile("rwb")
-        _send(stream, ["hello", DIGEST])
-        while header := stream.read(4):
-            frame = msgspec.msgpack.decode(stream.read(struct.unpack("<I", header)[0]))
-            try:
-                answer = ["ok", _answer(worker, frame)]
-            except Exception as error:
-                answer = ["error", str(error)]
-            _send(stream, answer)
-            if frame[0] == "close":
-                return
-        worker.close()
+def program(folder: Path, rank: int) -> WorkerProgram:
+    """An `EchoWorker` in a process of its own."""
+    start = f"{__name__}:start_worker"
+    argv = [sys.executable, "-m", "pegboard.runner_main", str(rank), "--start", start]
+    return WorkerProgram(argv, msgspec.json.encode(str(folder)), DIGEST)
 
 
-def _answer(worker: EchoWorker, frame: list[Any]) -> Any:
-    match frame:
-        case ["start"]:
-            return worker.start()
-        case ["execute", bytes(data)]:
-            return encode(worker.execute(decode(data, StepBatch)))
-        case ["call", str(method), *arguments]:
-            return worker.call(method, *arguments)
-        case ["close"]:
-            return worker.close()
-    raise ValueError(f"unknown frame {frame[:1]}")
-
-
-def _send(stream: Any, message: list[Any]) -> None:
-    data = msgspec.msgpack.encode(message)
-    stream.write(struct.pack("<I", len(data)) + data)
-    stream.flush()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def start_worker(
+    composition: bytes,
+    digest: str,
+    rank: int,
+    on_built: Callable[[], None],
+    on_tensor: Callable[[str], None],
+) -> Worker:
+    """As `pegboard.compose.start_worker`, of what `program` made."""
+    assert digest == DIGEST
+    worker = EchoWorker(Path(msgspec.json.decode(composition, type=str)), rank)
+    on_built()
+    on_tensor("a tensor")
+    worker.start()
+    return worker

@@ -23,7 +23,7 @@ from pegboard.engine.core import EngineCore
 from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefix.guarded_cache import GuardedCache
 from pegboard.engine.prefix.known_blocks import KnownBlocks
-from pegboard.interfaces.executor import Executor
+from pegboard.interfaces.executor import Executor, WorkerHealth
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import AllocatorContext
 from pegboard.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
@@ -94,8 +94,8 @@ class ShadowWorker(Executor):
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return []
 
-    def health(self) -> str | None:
-        return None
+    def health(self) -> tuple[WorkerHealth, ...]:
+        return ()
 
     def close(self) -> None:
         self.closed += 1

@@ -17,7 +17,7 @@ from pegboard.config import Config
 from pegboard.engine.prefix.checksums import BlockChecksums
 from pegboard.engine.prefix.known_blocks import KnownBlocks
 from pegboard.errors import CompositionRefused
-from pegboard.interfaces.executor import Executor
+from pegboard.interfaces.executor import Executor, WorkerHealth
 from pegboard.interfaces.kv_allocator import Growth
 from pegboard.interfaces.observer import ErrorHappened, Event, Observer
 from pegboard.interfaces.prefix_cache import Hit, PrefixCacheContext
@@ -170,8 +170,8 @@ class Ranks(Executor):
         group, blocks = arguments
         return [[held[block] + group for block in blocks] for held in self.blocks]
 
-    def health(self) -> str | None:
-        return None
+    def health(self) -> tuple[WorkerHealth, ...]:
+        return ()
 
     def close(self) -> None: ...
 

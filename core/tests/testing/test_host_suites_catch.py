@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pegboard.builtin.fixed_policy import FixedPolicy
 from pegboard.builtin.local_executor import LocalExecutor
 from pegboard.builtin.metrics_observer import MetricsObserver
 from pegboard.builtin.paged_allocator import PagedAllocator
-from pegboard.interfaces.executor import ExecutorContext
+from pegboard.interfaces.executor import ExecutorContext, WorkerHealth
 from pegboard.interfaces.kv_allocator import AllocatorContext, Growth, KVLedger, Owner
 from pegboard.interfaces.observer import Event, ObserverContext
 from pegboard.interfaces.prefix_cache import Hit, Prefix
@@ -24,7 +25,7 @@ from pegboard.interfaces.speculation_policy import Choice, DraftView, StepCosts
 from pegboard.step import StepBatch, StepResult
 from pegboard.testing.dict_cache import DictCache
 from pegboard.testing.executor import ExecutorContract
-from pegboard.testing.executor_worker import EchoWorker
+from pegboard.testing.executor_worker import EchoWorker, program
 from pegboard.testing.kv_allocator import PinnedBlocksContract, context, group
 from pegboard.testing.observer import ObserverContract
 from pegboard.testing.prefix_cache import PrefixCacheContract
@@ -282,10 +283,10 @@ class RaisingExecutor(LocalExecutor):
 
 
 class LyingExecutor(LocalExecutor):
-    """Is always well."""
+    """Has a process that does not exist."""
 
-    def health(self) -> str | None:
-        return None
+    def health(self) -> tuple[WorkerHealth, ...]:
+        return (WorkerHealth(rank=0, sign=None, silence_s=0.0),)
 
 
 class LateExecutor(LocalExecutor):
@@ -307,7 +308,13 @@ class LeavingExecutor(LocalExecutor):
 
 def test_broken_executors(tmp_path: Path) -> None:
     suite = ExecutorContract()
-    made = ExecutorContext(("cpu",), lambda rank: EchoWorker(tmp_path, rank), lambda rank: [])
+    made = ExecutorContext(
+        ("cpu",),
+        partial(EchoWorker, tmp_path),
+        partial(program, tmp_path),
+        on_built=lambda: None,
+        on_tensor=lambda name: None,
+    )
 
     def diaries() -> list[list[str]]:
         return [(tmp_path / "0").read_text().split()]
@@ -315,7 +322,7 @@ def test_broken_executors(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="went wrong"):
         suite.test_what_a_step_raises_is_the_futures(RaisingExecutor, made)
     with pytest.raises(AssertionError):
-        suite.test_health_is_none_while_all_live(LyingExecutor, made)
+        suite.test_workers_live_where_the_suite_is_told(LyingExecutor, made, tmp_path)
     with pytest.raises(AssertionError):
         suite.test_steps_are_answered_in_order(LateExecutor, made)
     (tmp_path / "0").unlink()

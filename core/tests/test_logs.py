@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from pegboard.logs import configure_logging
 from pegboard.plugins.manifest import Origin
-from pegboard.server.logs import configure_logging
 
 NASTY = "\x1b]0;mine\x07\u202e"
 

@@ -1,4 +1,4 @@
-"""How the server's two processes log: one line an event, on standard error."""
+"""How the processes of a server log: one line an event, on standard error."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class _PrintableLines(logging.Formatter):
         return "\n".join(map(printable, super().format(record).split("\n")))
 
 
-def configure_logging() -> None:
+def configure_logging(level: int = logging.INFO) -> None:
     """Sets up the root logger, unless the embedding program has done so."""
     handler = logging.StreamHandler()
     handler.setFormatter(_PrintableLines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.basicConfig(level=level, handlers=[handler])
