@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, cast
 
 from pegboard.compose.drafter_taps import taps_of
@@ -88,6 +89,7 @@ def start_worker(
             f"the worker reads the composition {digest[:12]} as {composition.digest[:12]}; fix: install"
             " the same version of Pegboard where the worker runs"
         )
+    _check_versions(composition)
     with blaming(composition):
         worker = build_worker(
             composition, Maker(load_plugins(composition.manifests), {}), on_tensor, rank
@@ -99,6 +101,20 @@ def start_worker(
             worker.close()
             raise
     return worker
+
+
+def _check_versions(composition: Composition) -> None:
+    """Another machine may have other versions installed, which would compute something else."""
+    for manifest in composition.manifests:
+        name, wanted = manifest.origin.distribution, manifest.origin.version
+        found = wanted
+        with suppress(PackageNotFoundError):  # a single file; else its import says so
+            found = version(name)
+        if found != wanted:
+            raise EngineError(
+                f"the worker has {name} {found}, and the composition was made with {wanted}; fix: install"
+                f" {name} {wanted} where the worker runs"
+            )
 
 
 @contextmanager

@@ -138,7 +138,7 @@ def test_a_kernel_that_fails_its_self_test_in_the_worker_gives_way(
     file.write_text(text)
     plugins = {"load": [str(file)]}
     with Engine(_config(model, "local")) as local, Engine(_config(model, plugins=plugins)) as other:
-        assert not {one.part.name for one in other.prepared.composition.kernels} & {"odd"}
+        assert not {one.part.name for one in other.prepared.composition.target.kernels} & {"odd"}
         assert _tokens(other) == _tokens(local)
 
 
