@@ -134,8 +134,8 @@ class Executor(ABC):
 
     @abstractmethod
     def health(self) -> tuple[WorkerHealth, ...]:
-        """How the workers' processes are, by rank; none for workers in this process, and before the start.
-        Any thread may ask at any time, and is answered at once."""
+        """How the workers' processes are, by rank; none for workers in this process, before the start and
+        once `close` was called. Any thread may ask at any time, and is answered at once."""
 
     @abstractmethod
     def close(self) -> None:

@@ -158,6 +158,7 @@ class ExecutorContract:
         assert bool(healths) is self.own_processes
         assert not any(health.ended for health in healths)
         executor.close()
+        assert executor.health() == ()
 
     def test_a_start_in_other_processes_is_told_as_it_goes(
         self, make: MakeExecutor, context: ExecutorContext, tmp_path: Path

@@ -87,7 +87,7 @@ class ProcessesExecutor(Executor):
         return self._ask(f"answering {method!r}", Call(method, list(arguments)), list).result()
 
     def health(self) -> tuple[WorkerHealth, ...]:
-        return tuple(worker.health() for worker in self._workers)
+        return () if self._closed else tuple(worker.health() for worker in self._workers)
 
     def close(self) -> None:
         if self._closed:
