@@ -76,17 +76,17 @@ class Process:
             secret_key=secret.decode(),
             parent=os.getpid(),
         )
-        argv = [sys.executable, "-m", "pegboard.runner_main", "3"]
+        argv = [sys.executable, "-m", "pegboard.runner_main", "0"]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE)
         self._give(msgspec.json.encode(connection) + b"\n")
         self.told: list[FromWorker] = []
-        assert self.receive() == Hello(3)
+        assert self.receive() == Hello(0)
 
     def receive(self) -> FromWorker:
         """The next message that is no sign of life."""
         while True:
             message = msgspec.msgpack.decode(self._answers.recv(), type=FromWorker)
-            assert message.rank == 3
+            assert message.rank == 0
             if not isinstance(message, Alive):
                 return message
             self.told.append(message)
@@ -163,9 +163,9 @@ def batch(composition_groups: int, step_id: int) -> StepBatch:
 def test_steps_over_the_socket_equal_steps_in_this_process(
     start: Start, peer: Process, worker: Worker
 ) -> None:
-    assert peer.ask(start) == Done(3)
+    assert peer.ask(start) == Done(0)
     told = [message for message in peer.told if not isinstance(message, Alive)]
-    assert told[0] == Built(3) and Loaded(3, "model.embed_tokens.weight") in told[1:]
+    assert told[0] == Built(0) and Loaded(0, "model.embed_tokens.weight") in told[1:]
     tokens = []
     for step_id in range(5):
         message = batch(1, step_id)
@@ -181,12 +181,12 @@ def test_steps_over_the_socket_equal_steps_in_this_process(
         assert result.forward_s > 0
         tokens += result.token_ids.tolist()
     assert len(tokens) == 5
-    assert peer.ask(Call("memory", [])) == Done(3, worker.call("memory"))
+    assert peer.ask(Call("memory", [])) == Done(0, worker.call("memory"))
     checksums = worker.call("block_checksums", 0, [1, 2])
-    assert peer.ask(Call("block_checksums", [0, [1, 2]])) == Done(3, checksums)
+    assert peer.ask(Call("block_checksums", [0, [1, 2]])) == Done(0, checksums)
     # A terminal's Ctrl-C is for the executor's process.
     peer.process.send_signal(signal.SIGINT)
-    assert peer.ask(Close()) == Done(3)
+    assert peer.ask(Close()) == Done(0)
     assert peer.process.wait(timeout=30) == 0
 
 
@@ -198,11 +198,11 @@ def test_what_raises_is_answered_and_the_worker_lives_on(start: Start, peer: Pro
         assert isinstance(answer, Failed) and not answer.mistake and "\n" not in answer.line
         return answer.line
 
-    assert "worker 3 has not started" in failure(Execute(step.encode(batch(1, 0))))
+    assert "worker 0 has not started" in failure(Execute(step.encode(batch(1, 0))))
     line = failure(Start(start.composition, "0" * 64))
     assert f"reads the composition 000000000000 as {start.digest[:12]}" in line
     assert not [message for message in peer.told if isinstance(message, Built | Loaded)]
-    assert peer.ask(start) == Done(3)
+    assert peer.ask(start) == Done(0)
     failure(Execute(b"\x93garbage"))
     assert "'weather'" in failure(Call("weather", []))
     assert "row 1 knows 0 tokens" in failure(Execute(step.encode(batch(1, 3))))

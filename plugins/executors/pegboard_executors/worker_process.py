@@ -55,12 +55,12 @@ class WorkerProcess:
         Raises:
             OSError: the system cannot start it.
         """
-        self._process = subprocess.Popen([*launch, *self._argv], stdin=subprocess.PIPE)
+        argv = [*launch, *self._argv]
+        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, bufsize=0)
         connection = self._link.connection(self._rank, None if launch else os.getpid())
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # its end is noticed by `look`
             self._process.stdin.write(msgspec.json.encode(connection) + b"\n")
-            self._process.stdin.flush()
 
     def ask(self, what: str, request: ToWorker) -> Future[Any]:
         """The answer to a request, which is what the worker answers or raises, or an EngineError when it
