@@ -46,6 +46,7 @@ class WorkerProcess:
         self._open: deque[_Asked] = deque()
         self._lock = threading.Lock()  # between a request and the process's end
         self._ended = ""
+        self._has_started = False
         self._sign: Sign | None = None
         self._silence_s = 0.0
 
@@ -83,6 +84,7 @@ class WorkerProcess:
             case Alive(sign=sign):
                 self._sign = sign
             case Done(value=value):
+                self._has_started = True
                 if (asked := self._oldest()) is not None:
                     asked.answer.set_result(value)
             case Failed():
@@ -142,7 +144,7 @@ class WorkerProcess:
 
     def _doing(self) -> str:
         if not self._open:
-            return "starting" if self._sign is None else self._sign.doing
+            return "idle" if self._has_started else "starting"
         oldest = self._open[0]
         return f"{oldest.what} for {time.monotonic() - oldest.since:.1f} s"
 
