@@ -43,13 +43,13 @@ class UnfitFile(OSError):
 
 
 def open_regular(path: Path | str) -> BufferedReader:
-    """A regular file, open for reading; the call returns at once whatever is there.
+    """A regular file, open for reading; the call returns at once, for a FIFO too.
 
     Raises:
         UnfitFile: a FIFO, a device, a folder or a socket.
         OSError: it is missing or cannot be opened.
     """
-    # Without waiting for whoever may write into a FIFO; of a regular file it changes nothing.
+    # Opening a FIFO then does not wait for a writer; for a regular file the flag changes nothing.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):

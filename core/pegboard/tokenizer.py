@@ -204,7 +204,7 @@ class Tokenizer:
 
         Args:
             messages: `role`, `content` and what else the template reads; a key whose value is None
-                is as good as absent.
+                counts as absent.
             tools: JSON schemas of functions, for templates that know tools.
             add_generation_prompt: end with the beginning of the assistant's answer.
             max_bytes: most bytes of UTF-8 that the prompt may have.

@@ -15,7 +15,7 @@ Send = Callable[[Record], Awaitable[None]]
 async def open_loop(
     records: Sequence[Record], send: Send, clock: Clock, max_concurrency: int | None
 ) -> None:
-    """Sends each request at its scheduled time, whatever became of those before.
+    """Sends each request at its scheduled time, even if those before have not ended.
 
     With `max_concurrency` a request that is due waits for one of the places. It is still counted from
     its scheduled time: a server that stalls does not make its clients come later.

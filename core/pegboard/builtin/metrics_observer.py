@@ -77,7 +77,7 @@ _VLLM_NAMES = (
     "request_num_preemptions",
     "iteration_tokens_total",
 )
-"""Metrics that mean the same in both, whatever stands before the name."""
+"""Metrics with the same meaning under both prefixes."""
 
 
 class MetricsOptions(BaseModel):

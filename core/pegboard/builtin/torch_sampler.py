@@ -137,7 +137,7 @@ def _prefix_lengths(scaled: torch.Tensor, kept: torch.Tensor, top_p: torch.Tenso
     whose share of their probability reaches top_p; int64 [num_rows]. In float64."""
     vocab_size = scaled.shape[1]
     peak = scaled.amax(dim=1, keepdim=True).to(torch.float64)
-    # A running sum adds each row in one order, whatever rows stand beside it.
+    # A running sum adds each row in one order, independent of the rows beside it.
     whole = torch.exp(scaled.to(torch.float64) - peak).cumsum(dim=1)[:, -1]
     uncut = kept == vocab_size
     width = min(vocab_size, max(_FIRST_PREFIX, int(kept.masked_fill(uncut, 0).amax())))

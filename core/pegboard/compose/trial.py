@@ -1,4 +1,4 @@
-"""Plugins on trial, in a process of their own with a time limit: whatever one does there, it is told."""
+"""Trials of plugins, in a process of their own with a time limit; every outcome is told."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class LoadedModel(Protocol):
-    """A model to run by hand, without paging or scheduling. Whoever loaded it closes it."""
+    """A model to run by hand, without paging or scheduling. Its loader closes it."""
 
     def forward(
         self, token_ids: Sequence[int], taps: Sequence[int] = ()
@@ -40,7 +40,7 @@ class LoadedModel(Protocol):
 
 class LayerStream(Protocol):
     """A model of which one decoder layer at a time is in memory, in float32 whatever the checkpoint's
-    dtype. Whoever opened it closes it.
+    dtype. Its opener closes it.
 
     Attributes:
         facts: the checkpoint.

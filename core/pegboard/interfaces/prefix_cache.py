@@ -91,4 +91,4 @@ class PrefixCache(ABC):
     @abstractmethod
     def clear(self) -> Sequence[tuple[int, int]]:
         """Forgets all, and returns the (group, block) pairs that it referenced. From then on it is as
-        good as new, whatever went wrong before."""
+        good as new."""

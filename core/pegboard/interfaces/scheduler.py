@@ -119,8 +119,8 @@ class StepBuilder(Protocol):
 
     def waits_for_prefix(self, seq: SequenceView) -> bool:
         """Whether a waiting sequence had better wait a little: another one is computing its beginning
-        right now, in this step at the latest, and the prefix cache will have it then. Whoever adds it
-        all the same computes it twice."""
+        right now, in this step at the latest, and the prefix cache will have it then. Adding it
+        all the same computes the beginning twice."""
         ...
 
     def preempt(self, seq: SequenceView) -> bool:

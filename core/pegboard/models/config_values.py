@@ -72,8 +72,7 @@ class ConfigValues:
         return value
 
     def without_effect(self, *keys: str) -> None:
-        """Says of keys that they change nothing here, whatever their values: the host refuses those of
-        which nobody says anything."""
+        """Declares keys whose values change nothing here. The host refuses keys that nobody declares."""
         for key in keys:
             self._values.get(key)
 

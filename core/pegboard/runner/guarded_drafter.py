@@ -1,4 +1,4 @@
-"""A drafter behind a guard: whatever it does, the step goes on, without drafts if need be."""
+"""A drafter behind a guard: if it errs, the step goes on without drafts."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Case:
         disorder: seed of random order, chunk sizes and preemptions; None: in order.
         guesses: of a drafter that knows the tokens to come; None: no drafter.
         arrivals: prompts that arrive before each step; None: all of them before the first.
-        interruptions: seed of random preemptions, whatever the scheduler plans; None: none.
+        interruptions: seed of random preemptions beside the scheduler's own; None: none.
         cached: whether a `DictCache` serves what it knows; for models with one KV group, and a
             `kv_cache.block_size` in the config.
         settings: further config keys (`{"numerics": "invariant"}`); those of `scheduler` and
