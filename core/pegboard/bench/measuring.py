@@ -184,7 +184,7 @@ def _client(url: str, api_key: str | None) -> httpx.AsyncClient:
 
 
 def _prompts(plan: Plan, endpoint: Endpoint) -> list[Prompt]:
-    """The same for the same seed, whatever the rate."""
+    """The prompts of the load. The seed decides them, not the rate."""
     rng = np.random.default_rng([plan.seed, 0])
     if plan.dataset is not None:
         return dataset_prompts(plan.dataset, plan.num_prompts, plan.output_lens, rng)
