@@ -224,7 +224,7 @@ class _Supervisor:
             loop.add_signal_handler(number, handle)
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Warns if the system lacks files, whichever process holds them; asyncio tries again each second."""
+        """Warns if the system lacks files, whoever holds them; asyncio tries again each second."""
         error = context.get("exception")
         is_accept = "accept" in context["message"]
         if is_accept and isinstance(error, OSError) and error.errno in NO_FILES:
