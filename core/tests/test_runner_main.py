@@ -16,6 +16,7 @@ import zmq
 
 from pegboard import Config, step
 from pegboard.compose import prepare, start_worker
+from pegboard.errors import EngineError
 from pegboard.interfaces.executor import Worker
 from pegboard.interfaces.worker_process import (
     Alive,
@@ -32,7 +33,7 @@ from pegboard.interfaces.worker_process import (
     Start,
     ToWorker,
 )
-from pegboard.plugins.composition import to_json
+from pegboard.plugins.composition import from_json, to_json
 from pegboard.step import GroupUpdate, RowAdmission, StepBatch, StepResult
 from pegboard.testing.tiny import write_tiny_model
 
@@ -207,3 +208,14 @@ def test_what_raises_is_answered_and_the_worker_lives_on(start: Start, peer: Pro
     assert "'weather'" in failure(Call("weather", []))
     assert "row 1 knows 0 tokens" in failure(Execute(step.encode(batch(1, 3))))
     assert isinstance(peer.ask(Execute(step.encode(batch(1, 0)))), Done)
+
+
+def test_a_worker_with_other_versions_installed_is_refused(start: Start) -> None:
+    composition = from_json(start.composition)
+    first, *others = composition.manifests
+    origin = msgspec.structs.replace(first.origin, version="9.9")
+    newer = msgspec.structs.replace(
+        composition, manifests=(msgspec.structs.replace(first, origin=origin), *others)
+    )
+    with pytest.raises(EngineError, match=rf"{origin.distribution} .* was made with 9\.9; fix"):
+        start_worker(to_json(newer), newer.digest, 0, lambda: None, lambda name: None)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
-from pegboard.interfaces.executor import Doing, Sign
+from pegboard.engine.core import EngineCore
+from pegboard.interfaces.executor import Doing, Sign, WorkerHealth
+from pegboard.server.engine_process import Pulse
 from pegboard.server.engine_watch import TICK_S, EngineWatch
-from pegboard.server.messages import Alive
+from pegboard.server.messages import Alive, decode_alive
 
 
 def sign(doing: Doing, age_s: float = 0.0, worst_step_s: float = 0.0) -> Alive:
@@ -76,3 +80,36 @@ def test_what_the_server_itself_slept_is_nobodys_silence() -> None:
     watch.hear(sign("idle"))
     watch.tick(3600)
     assert watch.silent() is None and watch.lost() is None
+
+
+def test_a_worker_that_ended_or_is_silent_is_named() -> None:
+    watch = EngineWatch(silence_s=10, deadline_s=30)
+    idle = sign("idle").sign
+    for silence_s, is_silent, is_lost in (
+        (9.0, False, False),
+        (11.0, True, False),
+        (31.0, True, True),
+    ):
+        worker = WorkerHealth(rank=1, sign=idle, silence_s=silence_s)
+        watch.hear(Alive(idle, 0.0, (worker,)))
+        silent, lost = watch.silent(), watch.lost()
+        assert (silent is not None, lost is not None) == (is_silent, is_lost)
+        assert silent is None or silent.startswith(
+            f"worker 1 has been silent for {silence_s:.0f} s"
+        )
+    ended = WorkerHealth(rank=1, sign=idle, silence_s=0.0, ended="worker 1 was killed")
+    watch.hear(Alive(idle, 0.0, (ended,)))
+    assert watch.lost() == "worker 1 was killed"
+
+
+@pytest.mark.parametrize("answer", [None, "well", (None,), ("well",)])
+def test_an_executor_that_cannot_say_how_its_workers_are_is_named(answer: Any) -> None:
+    class Engine:
+        def health(self) -> Any:
+            return answer
+
+    pulse = Pulse()
+    assert decode_alive(pulse.message()).workers == ()
+    pulse.watch(cast(EngineCore, Engine()))
+    (worker,) = decode_alive(pulse.message()).workers
+    assert worker.ended.startswith("the executor cannot say how its workers are: ")

@@ -145,14 +145,16 @@ def test_a_kernel_that_fails_its_self_test_in_the_worker_gives_way(
 LEFT_OPEN = """
 import sys
 from pegboard import Engine
-from pegboard.testing.executor_worker import program
 engine = Engine({{"model": {model!r}, "threads": 1, "max_model_len": 48, "executor": "processes"}})
 print(engine.core._parts.executor._workers[0]._process.pid, flush=True)
 {then}
 """
 
 
-@pytest.mark.parametrize("then", ["sys.exit(3)", "import os; os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(
+    "then",
+    ["sys.exit(3)", pytest.param("import os; os.kill(os.getpid(), 9)", marks=pytest.mark.slow)],
+)
 def test_a_worker_ends_with_a_program_that_does_not_close_it(model: Path, then: str) -> None:
     code = LEFT_OPEN.format(model=str(model), then=then)
     done = subprocess.run(

@@ -1,0 +1,50 @@
+"""The sockets of an executor: whoever has not the keys of the run is not heard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import zmq
+
+from pegboard.interfaces.worker_process import Close, Connection, Hello
+from pegboard_executors.link import Link
+
+
+@pytest.fixture(params=[None, "127.0.0.1"], ids=["socket", "tcp"])
+def link(request: pytest.FixtureRequest) -> Iterator[Link]:
+    link = Link(1, request.param)
+    yield link
+    link.close()
+
+
+def _say_hello(connection: Connection, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    socket = context.socket(zmq.PUSH)
+    if connection.secret_key:
+        socket.curve_serverkey = connection.executor_key.encode()
+        socket.curve_publickey = connection.public_key.encode()
+        socket.curve_secretkey = connection.secret_key.encode()
+    socket.connect(connection.answers)
+    socket.send(msgspec.msgpack.encode(Hello(0)))
+
+
+def test_only_who_has_the_keys_is_heard(link: Link) -> None:
+    own = link.connection(0, parent=None)
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    with zmq.Context() as context:
+        for stranger in (
+            msgspec.structs.replace(own, secret_key=""),
+            msgspec.structs.replace(own, public_key=public, secret_key=secret),
+            msgspec.structs.replace(own, executor_key=public, public_key=public, secret_key=secret),
+        ):
+            _say_hello(stranger, context)
+        assert link.receive(0.5) == []
+        _say_hello(own, context)
+        assert link.receive(10) == [Hello(0)]
+        context.destroy(linger=0)
+
+
+def test_what_is_sent_to_nobody_is_not_kept(link: Link) -> None:
+    assert not link.is_connected(0, 0)
+    assert not link.send(0, Close())
