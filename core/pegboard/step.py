@@ -55,6 +55,7 @@ class RowAdmission(msgspec.Struct, frozen=True, kw_only=True):
         num_logprobs: -1: none; else the chosen token's and this many most likely ones.
         num_prompt_logprobs: the same for prompt tokens.
         processors: logits processor's name to its validated parameters; only those that act.
+        num_cached: tokens whose KV a cache or a fork served.
     """
 
     row: int
@@ -69,6 +70,7 @@ class RowAdmission(msgspec.Struct, frozen=True, kw_only=True):
     num_logprobs: int = -1
     num_prompt_logprobs: int = -1
     processors: dict[str, dict[str, Any]] = {}
+    num_cached: int = 0
 
 
 class RowRelease(msgspec.Struct, frozen=True):

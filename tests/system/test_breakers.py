@@ -89,7 +89,7 @@ NONE = np.zeros(0, np.int32)
 class Broken(Drafter):
     num_steps = 0
 
-    def admit(self, admission):
+    def admit(self, admission, block_tables):
         pass
 
     def release(self, row, num_tokens):

@@ -224,7 +224,7 @@ def test_check_says_that_trees_are_cut(config: dict[str, Any], maskless: dict[st
     assert not [note for note in notes(**drafting("GuessingDrafter")) if "trees" in note]
 
 
-@pytest.mark.parametrize("taps", [(2,), (-2,), (0, 1, 40), ("last",), (0.5,), None, 3], ids=repr)
+@pytest.mark.parametrize("taps", [(3,), (-2,), (0, 1, 40), ("last",), (0.5,), None, 3], ids=repr)
 def test_taps_that_do_not_exist_are_refused_before_weights_load(
     config: dict[str, Any], taps: Any
 ) -> None:

@@ -28,7 +28,7 @@ from pegboard.interfaces.drafter import Drafter
 
 
 class Sleeper(Drafter):
-    def admit(self, admission):
+    def admit(self, admission, block_tables):
         pass
 
     def release(self, row, num_tokens):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pegboard.interfaces.drafter import Drafter, DrafterContext, Observation
-from pegboard.step import Drafts, Float32, RowAdmission
+from pegboard.step import Drafts, Float32, Int32, RowAdmission
 
 _NOTHING = Drafts(
     rows=np.zeros(0, dtype=np.int32),
@@ -21,7 +21,7 @@ class NoDrafter(Drafter):
     def __init__(self, context: DrafterContext) -> None:
         pass
 
-    def admit(self, admission: RowAdmission) -> None:
+    def admit(self, admission: RowAdmission, block_tables: tuple[Int32, ...]) -> None:
         pass
 
     def release(self, row: int, num_tokens: int) -> None:

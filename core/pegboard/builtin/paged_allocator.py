@@ -89,11 +89,11 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
         verdict = Verdict.NEVER if never else Verdict.LATER if any(missing) else Verdict.NOW
         return Answer(verdict=verdict, missing=tuple(missing), total=totals)
 
-    def grow(self, owner: Owner, num_tokens: int, lookahead: int = 0) -> Growth | None:
+    def grow(self, owner: Owner, num_tokens: int, lookahead: Sequence[int] = ()) -> Growth | None:
         holding = self._holdings.get(owner)
         if holding is None:
             holding = self._new_holding()
-        elif not self._changes(holding, num_tokens + lookahead):
+        elif not self._changes(holding, num_tokens, lookahead):
             if num_tokens > holding.num_tokens:
                 self._set_num_tokens(holding, num_tokens)
             return self._unchanged
@@ -257,9 +257,12 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
         first = holding.num_tokens // block_size
         return [entry for entry in range(first, end) if table[entry] in shared]
 
-    def _changes(self, holding: _Holding, num_slots: int) -> bool:
-        """Whether growing to so many slots needs a block. The common answer, no, must be quick."""
+    def _changes(self, holding: _Holding, num_tokens: int, lookahead: Sequence[int]) -> bool:
+        """Whether growing so far needs a block. The common answer, no, must be quick."""
+        num_slots = num_tokens
         for group, block_size in enumerate(self._block_sizes):
+            if lookahead:
+                num_slots = num_tokens + lookahead[group]
             table = holding.tables[group]
             if num_slots > len(table) * block_size:
                 return True
@@ -271,11 +274,11 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
         return False
 
     def _extend(
-        self, owner: Owner, holding: _Holding, num_tokens: int, lookahead: int
+        self, owner: Owner, holding: _Holding, num_tokens: int, lookahead: Sequence[int]
     ) -> Growth | None:
         demands = []
         for group, windowed in enumerate(self._windowed):
-            num_slots = num_tokens + lookahead
+            num_slots = num_tokens + (lookahead[group] if lookahead else 0)
             if windowed:
                 # Slots past the next chunk replace ones that will have left the window by then.
                 num_slots = min(num_slots, max(num_tokens, holding.num_tokens + self._max_chunk))

@@ -150,7 +150,7 @@ def _notes(composition: Composition) -> list[str]:
 
 
 def _draft_notes(composition: Composition) -> list[str]:
-    if composition.verifies_trees or not composition.num_speculative_tokens:
+    if composition.target.masks_trees or not composition.num_speculative_tokens:
         return []
     attention = composition.target.parts["attention"].name
     return [

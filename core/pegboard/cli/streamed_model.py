@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 from pegboard.errors import CheckpointError
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     from pegboard.compose import Prepared
     from pegboard.interfaces.checkpoint import CheckpointFacts
-    from pegboard.interfaces.model import ModelShape, ParameterShape
+    from pegboard.interfaces.model import Model, ModelShape, ParameterShape
+    from pegboard.models.layers import LayerBuilder
     from pegboard.models.one_layer import OneLayer
 
 
@@ -65,7 +66,8 @@ class StreamedModel:
 
         names = [name for name in self._parameters if layer_of(name) == index]
         parameters = {name: self.parameter(name) for name in names}
-        return OneLayer(index, parameters, inputs, self._builder, self._unit.build, self._prepare)
+        build = cast("Callable[[LayerBuilder], Model]", self._unit.build)
+        return OneLayer(index, parameters, inputs, self._builder, build, self._prepare)
 
     def close(self) -> None:
         """Frees the memory. Idempotent."""

@@ -9,19 +9,22 @@ from pegboard.config_values import shown
 from pegboard.errors import InterfaceNotSatisfied
 from pegboard.interfaces.drafter import Drafter
 from pegboard.interfaces.model import ModelShape
-from pegboard.plugins.composition import Part
+from pegboard.plugins.composition import Composition, Part
 from pegboard.plugins.guard import guarded
 
 
-def taps_of(drafter: Drafter, part: Part, shape: ModelShape) -> tuple[int, ...]:
-    """The decoder layers whose inputs a drafter wants.
+def taps_of(drafter: Drafter, part: Part, composition: Composition) -> tuple[int, ...]:
+    """The hidden states that a drafter wants: as it described, or else as the object says.
 
     Args:
-        part: the drafter's, for messages.
+        part: the drafter's.
 
     Raises:
         InterfaceNotSatisfied: one of them is none of the model's, or they cannot be read.
     """
+    if part.entry.describe is not None:
+        return composition.drafter.taps
+    shape = composition.target.shape
     most = len(shape.taps)
     with guarded(InterfaceNotSatisfied, part.origin, "reading its taps"):
         wanted = drafter.taps
@@ -43,5 +46,6 @@ def _refused(part: Part, was: str, shape: ModelShape) -> InterfaceNotSatisfied:
         part.origin.plugin,
         f"drafter {part.name!r} wants {was}",
         origin=str(part.origin),
-        allowed=f"layers 0 to {shape.taps[-1]} of the model, and -1 for the embedding's output",
+        allowed=f"layers 0 to {shape.num_layers - 1} of the model, -1 for the embedding's output,"
+        f" {shape.num_layers} for the state after the final norm",
     )

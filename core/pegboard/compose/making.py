@@ -46,6 +46,7 @@ class Maker:
     def __init__(self, registry: Registry, given: Mapping[tuple[str, str], Given]) -> None:
         self._registry = registry
         self._given = given
+        self._own: list[Any] = []
 
     def make(self, part: Part, context: object) -> Any:
         """The object that was given for the part, or what its factory makes."""
@@ -55,6 +56,23 @@ class Maker:
         if not given.is_factory:
             return given.thing
         return make_part(given.thing, part, context, options_of(part))
+
+    def make_own(self, part: Part, context: object) -> Any:
+        """As `make`, of a part that only one model can have.
+
+        Raises:
+            InterfaceNotSatisfied: it is an object, and another model has it.
+        """
+        made = self.make(part, context)
+        if any(made is other for other in self._own):
+            raise InterfaceNotSatisfied(
+                part.origin.plugin,
+                f"{part.entry.interface} is one object, and the drafter's model needs another",
+                origin=str(part.origin),
+                allowed="its class, or a function of its context",
+            )
+        self._own.append(made)
+        return made
 
     def factory(self, part: Part) -> Callable[[Any], Any]:
         """Makes the part of a context, for one that is made while weights load: what is raised may be

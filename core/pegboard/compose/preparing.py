@@ -12,15 +12,14 @@ from typing import Any
 import msgspec
 
 from pegboard.checkpoint_ref import locate
+from pegboard.compose.inspecting import inspect_drafter, inspected_model
 from pegboard.compose.making import parts_of
 from pegboard.config import Config
 from pegboard.errors import (
-    CheckpointError,
     CompositionRefused,
     ConfigError,
     DuplicateName,
     InterfaceVersionRefused,
-    ManifestFunctionFailed,
     ManifestInvalid,
     OptionsInvalid,
     PluginError,
@@ -32,15 +31,12 @@ from pegboard.planner.probe import probe
 from pegboard.planner.tensors import check_tensors
 from pegboard.plugins.composition import (
     Composition,
-    Part,
     Refusal,
 )
 from pegboard.plugins.discovery import Catalog, discover
-from pegboard.plugins.functions import ask
-from pegboard.plugins.guard import guarded
 from pegboard.plugins.inspect import inspect_checkpoint, inspect_model
 from pegboard.plugins.loader import options_of, resolve_model
-from pegboard.plugins.model_plan import TARGET, InspectedModel
+from pegboard.plugins.model_plan import TARGET
 from pegboard.plugins.resolver import Inspected, resolve
 from pegboard.regular_files import MAX_TEMPLATE_BYTES, read_text
 from pegboard.sampling_defaults import SamplingDefaults, sampling_defaults
@@ -97,21 +93,25 @@ def prepare(
     path = locate(config.model, config.revision, weights)
     facts, source = inspect_checkpoint(catalog, path)
     shape, model = inspect_model(catalog, facts)
-    target = InspectedModel(
-        name=TARGET,
-        facts=_text_facts(config, catalog, facts),
-        source=source,
-        shape=shape,
-        model=model,
-        formats=partial(_formats, facts),
-        alternatives=partial(_alternatives, facts),
+    text_facts = _text_facts(config, catalog, facts)
+    inspected = Inspected(
+        model_name=config.served_names[0],
+        target=inspected_model(TARGET, text_facts, source, shape, model, config.quantizer),
+        drafter=partial(
+            inspect_drafter,
+            config=config,
+            catalog=catalog,
+            target=shape,
+            weights=weights,
+        ),
+        objects=objects_parts,
+        unusable=unusable,
     )
-    inspected = Inspected(config.served_names[0], target, objects_parts, unusable)
     devices = probe()
     composition = resolve(config, inspected, devices, catalog)
     if isinstance(composition, list):
         raise _refusal(composition)
-    refusals = [*_check_options(composition), *_check_draft_model(composition, weights)]
+    refusals = _check_options(composition)
     if refusals:
         raise _refusal(refusals)
     pool = PoolRequest(config.kv_cache.memory, config.max_model_len == "auto")
@@ -147,35 +147,6 @@ class _Wire(msgspec.Struct, frozen=True):
     config: dict[str, Any]
     composition: Composition
     ledger: Ledger
-
-
-def _formats(facts: CheckpointFacts, quantizer: Part) -> tuple[str, ...]:
-    """The weight formats that a quantizer makes of a checkpoint. None while its options do not fit,
-    which is refused where all parts' options are checked."""
-    said = quantizer.entry.formats
-    if not isinstance(said, str):
-        return said
-    try:
-        options = options_of(quantizer)
-    except OptionsInvalid:
-        return ()
-    return tuple(ask(quantizer, "formats", facts, options))
-
-
-def _alternatives(facts: CheckpointFacts, quantizer: Part) -> tuple[Part, ...]:
-    """A quantizer with what its options may stand for, best first; as it is while they do not fit."""
-    if quantizer.entry.alternatives is None:
-        return (quantizer,)
-    try:
-        options = options_of(quantizer)
-    except OptionsInvalid:
-        return (quantizer,)
-    settled = ask(quantizer, "alternatives", facts, options)
-    with guarded(ManifestFunctionFailed, quantizer.origin, "taking its alternatives"):
-        return tuple(
-            msgspec.structs.replace(quantizer, options=one.model_dump(mode="json"))
-            for one in settled
-        )
 
 
 def _text_facts(config: Config, catalog: Catalog, facts: CheckpointFacts) -> CheckpointFacts:
@@ -250,17 +221,6 @@ def _refusal(refusals: Sequence[Refusal]) -> PluginError | CompositionRefused:
         key, _, message = only.message.partition(": ")
         return kinds[only.code](only.plugin, message, key=key, fix=only.fix)
     return CompositionRefused([str(refusal) for refusal in refusals])
-
-
-def _check_draft_model(composition: Composition, weights: Sequence[str]) -> list[Refusal]:
-    """A reference of the drafter's model that leads to nothing."""
-    if composition.draft_model is None:
-        return []
-    try:
-        locate(composition.draft_model, None, weights)
-    except CheckpointError as problem:
-        return [Refusal(code="draft_model", plugin="", message=f"drafter.model: {problem}")]
-    return []
 
 
 def _check_options(composition: Composition) -> list[Refusal]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, cast
 
+from pegboard.compose.drafter_context import drafter_context
 from pegboard.compose.drafter_taps import taps_of
 from pegboard.compose.kv_scales import read_kv_scales
 from pegboard.compose.making import Maker
@@ -14,12 +15,13 @@ from pegboard.compose.tied_head import check_tied_head
 from pegboard.errors import (
     INTERRUPTS,
     EngineError,
+    InterfaceNotSatisfied,
     KernelUnusable,
     PegboardError,
     PluginFailed,
 )
 from pegboard.interfaces.attention import AttentionContext
-from pegboard.interfaces.drafter import DrafterContext
+from pegboard.interfaces.drafter import OwnLayers
 from pegboard.interfaces.executor import Worker
 from pegboard.interfaces.kernel import (
     Kernel,
@@ -33,7 +35,6 @@ from pegboard.interfaces.quantizer import QuantizerContext
 from pegboard.plugins.composition import (
     Composition,
     KernelChoice,
-    ModelPlan,
     Slice,
     from_json,
 )
@@ -41,6 +42,7 @@ from pegboard.plugins.guard import culprit, failure
 from pegboard.plugins.loader import load_plugins
 
 if TYPE_CHECKING:
+    from pegboard.models.layers import LayerBuilder
     from pegboard.runner.model_unit import UnitParts
     from pegboard.runner.parts import WorkerParts
     from pegboard.runner.text_model import TextModel
@@ -135,46 +137,43 @@ def worker_parts(
     composition: Composition, maker: Maker, on_tensor: OnTensor, rank: int = 0
 ) -> WorkerParts:
     """Built parts and sizes of a worker; kernels have passed their self-tests."""
+    from pegboard.runner.draft_unit import DrafterModels
     from pegboard.runner.parts import WorkerParts
 
     target = composition.target
     kernels = _Kernels(composition, maker)
-    units = tuple(
-        _unit(composition, composition.plan(piece.model), piece, maker, kernels, on_tensor)
-        for piece in composition.placement
-        if piece.worker == rank
-    )
+    placed = [piece for piece in composition.placement if piece.worker == rank]
+    made = {piece.model: _unit(composition, piece, maker, kernels, on_tensor) for piece in placed}
+    own = next((made[plan.name] for plan in composition.models[1:]), None)
+    models = DrafterModels(composition.drafter.slots)
+    part = composition.parts["drafter"]
+    drafter = maker.make(part, drafter_context(composition, models, made[target.name], own))
+    if own is not None and models.unit is None:
+        raise InterfaceNotSatisfied(
+            part.origin.plugin,
+            f"drafter {part.name!r} describes a model and makes none",
+            origin=str(part.origin),
+            allowed="unit or load_model of its context, once, in its factory",
+        )
     processing = ProcessorContext(
         target.shape.vocab_size,
         composition.max_num_seqs,
         composition.device,
         target.facts.eos_token_ids,
     )
-    drafter = maker.make(
-        composition.parts["drafter"],
-        DrafterContext(
-            composition.num_speculative_tokens,
-            target.shape.vocab_size,
-            composition.max_num_seqs,
-            composition.max_model_len,
-            composition.draft_model,
-            composition.dtype,
-            composition.device,
-            composition.num_threads,
-        ),
-    )
     return WorkerParts(
-        units=units,
+        units=(made[target.name], *(() if models.unit is None else (models.unit.parts,))),
         max_num_seqs=composition.max_num_seqs,
         max_model_len=composition.max_model_len,
         num_threads=composition.torch_threads,
-        sample=cast(SampleKernel, units[0].kernels["sample"]),
+        sample=cast(SampleKernel, made[target.name].kernels["sample"]),
         processors={
             part.name: maker.make(part, processing) for part in composition.logits_processors
         },
         drafter=drafter,
-        taps=taps_of(drafter, composition.parts["drafter"], target.shape),
-        verifies_trees=composition.verifies_trees,
+        drafter_models=models,
+        taps=taps_of(drafter, part, composition),
+        verifies_trees=target.masks_trees,
     )
 
 
@@ -190,12 +189,11 @@ def target_unit(composition: Composition) -> UnitParts:
     maker = Maker(load_plugins(composition.manifests), {})
     piece = composition.placement[0]
     kernels = _Kernels(composition, maker)
-    return _unit(composition, composition.target, piece, maker, kernels, ignore)
+    return _unit(composition, piece, maker, kernels, ignore)
 
 
 def _unit(
     composition: Composition,
-    plan: ModelPlan,
     piece: Slice,
     maker: Maker,
     kernels: _Kernels,
@@ -203,6 +201,7 @@ def _unit(
 ) -> UnitParts:
     from pegboard.runner.model_unit import UnitParts
 
+    plan = composition.plan(piece.model)
     source = maker.make(plan.parts["checkpoint_source"], plan.facts)
     check_tied_head(plan, source)
     own = {choice.operation: kernels[choice] for choice in plan.kernels}
@@ -231,16 +230,22 @@ def _unit(
             if choice.operation == "linear"
         },
         kernels=own,
-        attention=maker.make(plan.parts["attention"], attention),
-        build=maker.factory(plan.parts["model"]),
+        attention=maker.make_own(plan.parts["attention"], attention),
+        build=maker.factory(plan.parts["model"]) if "model" in plan.parts else _no_layers,
         groups=plan.groups,
         num_blocks=plan.num_blocks,
         layouts=plan.layouts,
         dtype=composition.dtype,
         device=piece.device,
-        max_positions=composition.max_model_len,
+        masks_trees=plan.masks_trees,
+        max_positions=composition.max_model_len + composition.slots_past(plan.name),
         on_tensor=on_tensor,
     )
+
+
+def _no_layers(builder: LayerBuilder) -> OwnLayers:
+    """Of a model whose layers the drafter builds, before it has said how."""
+    raise EngineError("the drafter's layers are not known yet")
 
 
 class _Kernels:

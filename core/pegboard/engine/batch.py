@@ -70,6 +70,7 @@ def _admission(entry: Entry) -> RowAdmission:
         ),
         # A worker in this process gets this very object; the next admission needs it unchanged.
         processors=copy_plain(seq.owner.processors),
+        num_cached=entry.start,
     )
 
 

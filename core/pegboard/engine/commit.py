@@ -55,6 +55,7 @@ class Committer:
         self._prefixes = prefixes
         self._observers = observers
         self._speculates = parts.num_speculative_tokens > 0
+        self._drafts_in_kv = parts.draft_slots is not None
         windows = [group for group in parts.groups if group.window is not None]
         self._window = max((group.window or 0 for group in windows), default=0)
         self._trim_stride = min((group.block_size for group in windows), default=1)
@@ -98,8 +99,12 @@ class Committer:
                 self._prefixes.publish(seq)
             if seq.ended is not None:
                 self._retire(seq, now)
-            elif self._window or entry.verify > num_accepted:
-                self._trim(seq, rejected=entry.verify > num_accepted)
+            elif (
+                self._window
+                or entry.verify > num_accepted
+                or (entry.propose and self._drafts_in_kv)
+            ):
+                self._trim(seq, left_over=entry.verify > num_accepted or self._drafts_in_kv)
         return tally
 
     def end(
@@ -165,10 +170,13 @@ class Committer:
         seq.last_token_at = now
         return True
 
-    def _trim(self, seq: Sequence, rejected: bool) -> None:
-        """Gives back what rejected drafts and the window left behind."""
+    def _trim(self, seq: Sequence, left_over: bool) -> None:
+        """Gives back what drafts and the window left behind.
+
+        left_over: whether there are slots of rejected drafts, or of a drafter's own.
+        """
         left = seq.num_computed - self._window + 1 if self._window else 0
-        if rejected or left >= seq.num_trimmed + self._trim_stride:
+        if left_over or left >= seq.num_trimmed + self._trim_stride:
             seq.num_trimmed = max(left, 0)
             keep_to = max(seq.num_computed, seq.num_reserved)
             self._allocator.trim(seq.seq_id, seq.num_trimmed, keep_to)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pegboard.engine.prefix.guarded_cache import GuardedCache
+from pegboard.interfaces.drafter import DraftSlots
 from pegboard.interfaces.executor import Executor
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import KVAllocator
@@ -52,6 +53,8 @@ class EngineParts:
         vocab_size: ids are below it.
         eos_token_ids: ids that end a sequence by themselves.
         num_speculative_tokens: most draft nodes a row; 0: no speculation.
+        draft_slots: slots past a row's last known token that the drafter's own KV groups need; None: it
+            has none.
         drafter_name: what messages call the drafter, which lives in the workers.
         taps: decoder layers whose inputs are captured beside those that the drafter wants.
         make_detokenizer: a fresh one for a sequence; None: deltas carry no text.
@@ -84,6 +87,7 @@ class EngineParts:
     make_detokenizer: Callable[[], Detokenizer] | None
     processor_params: Callable[[SamplingParams], dict[str, dict[str, Any]]]
     seed: int | None
+    draft_slots: DraftSlots | None = None
     drafter_name: str = "none"
     caches_prefixes: bool = True
     verifies_blocks: bool = False

@@ -88,6 +88,7 @@ class PlannedStep(StepBuilder):
         self._is_open = True
         self._allocator = parts.allocator
         self._groups = parts.groups
+        self._draft_slots = parts.draft_slots
         self._queue = queue
         self._prefixes = prefixes
         self._entries: dict[int, Entry] = {}
@@ -170,17 +171,24 @@ class PlannedStep(StepBuilder):
         return [entry for entry in self._entries.values() if entry.samples]
 
     def add_drafts(self, entry: Entry, verify: int, propose: int) -> int:
-        """Lets an entry of the closed step verify as many nodes, of so many, as there are free blocks for.
+        """Lets an entry of the closed step verify as many nodes, of so many, as there are free blocks for,
+        and propose where there are those that the drafter needs.
 
         Returns:
-            How many.
+            How many it verifies.
         """
-        entry.propose = propose
         seq_id, end = entry.seq.seq_id, entry.start + entry.num_tokens
-        growth = self._allocator.grow(seq_id, end, verify) if verify else None
-        if verify and growth is None:
+        growth = None
+        if propose and self._draft_slots is not None:
+            growth = self._allocator.grow(seq_id, end, self._drafting(verify, propose))
+            if growth is None:
+                propose = 0
+        entry.propose = propose
+        if growth is None and verify:
+            growth = self._allocator.grow(seq_id, end, self._uniform(verify))
+        if growth is None and verify:
             verify = min(verify, min(-end % group.block_size for group in self._groups))
-            growth = self._allocator.grow(seq_id, end, verify) if verify else None
+            growth = self._allocator.grow(seq_id, end, self._uniform(verify)) if verify else None
         if growth is None:
             return 0
         if growth.new_blocks != self._nothing:
@@ -295,7 +303,7 @@ class PlannedStep(StepBuilder):
         if reserve:
             # The last token of a sequence is never computed, so it needs no slot.
             reserve = max(0, min(reserve, seq.max_known - 1 - end))
-        growth = self._allocator.grow(seq.seq_id, end, reserve)
+        growth = self._allocator.grow(seq.seq_id, end, self._uniform(reserve) if reserve else ())
         if growth is None:
             return False
         reserved = end + reserve if reserve else 0
@@ -310,6 +318,18 @@ class PlannedStep(StepBuilder):
             self._changed[seq.seq_id] = entry
         self._num_tokens_left -= num_tokens
         return True
+
+    def _uniform(self, lookahead: int) -> tuple[int, ...]:
+        """As many more slots in each group."""
+        return (lookahead,) * len(self._groups)
+
+    def _drafting(self, verify: int, propose: int) -> tuple[int, ...]:
+        """More slots in each group where a row verifies and proposes: its model computes what this step
+        brings, a token and the accepted nodes, and goes on from there."""
+        assert self._draft_slots is not None
+        own = verify + 1 + self._draft_slots.past(propose)
+        target = self._groups[0].model
+        return tuple(verify if group.model == target else own for group in self._groups)
 
     def _protected(self) -> Sequence | None:
         """The oldest of the highest class: it only ever grows, so that something always ends."""

@@ -1,25 +1,140 @@
-"""`Drafter`: which tokens to guess."""
+"""`Drafter`: which tokens to guess.
+
+A drafter that has a model of its own, or that wants hidden states, names in its manifest a torch-free
+function `describe(facts, target_shape, options) -> DrafterFacts`; `facts` are those of `drafter.model`,
+None where the config names none. So `pegboard check` and the memory ledger know what it takes, and its
+blocks are set aside, before a weight is read. In the worker it makes that model through its context, by
+`load_model` or `unit`, and by nothing else.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Protocol
 
+from pegboard.interfaces.kernel import Kernel
+from pegboard.interfaces.model import ModelShape
 from pegboard.step import Drafts, Float32, Int32, RowAdmission
 
 if TYPE_CHECKING:
     import torch
 
-VERSION = 0
+    from pegboard.interfaces.checkpoint import CheckpointFacts, CheckpointSource
+    from pegboard.models.layers import LayerBuilder
+
+VERSION = 1
 
 MAX_CALL_S = 5.0
 """Longest that one call may take. A drafter that takes longer is cut off, as one that raises."""
 
 
 @dataclass(frozen=True, slots=True)
+class DraftSlots:
+    """Slots past a row's last known token that a drafter's KV groups need to propose nodes.
+
+    Attributes:
+        fixed: however many nodes they are; may be negative.
+        a_node: more for each node.
+    """
+
+    fixed: int = 0
+    a_node: int = 1
+
+    def past(self, num_nodes: int) -> int:
+        """Those for so many nodes."""
+        return max(0, self.fixed + self.a_node * num_nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFacts:
+    """What a drafter's `describe` answers.
+
+    Attributes:
+        shape: its own model: the shape of layers that it builds itself, `registry` for a model that a
+            model plugin builds; None: it has none.
+        taps: the target's hidden states that it wants, of `ModelShape.taps`.
+        maps_vocabulary: whether it maps ids of its model to the target's; without, the two vocabularies
+            have to be of one size.
+        quantizer: the quantizer of its model by name; `auto`: what the checkpoint says.
+        slots: what its KV groups need to propose.
+    """
+
+    shape: ModelShape | Literal["registry"] | None = None
+    taps: tuple[int, ...] = ()
+    maps_vocabulary: bool = False
+    quantizer: str = "auto"
+    slots: DraftSlots = DraftSlots()
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTokens:
+    """Tokens for a forward of a drafter's model, one row after the other.
+
+    The i-th token of a row takes its slot `num_computed + i`. It sees the slots before `num_computed`
+    and, of its row's tokens here, its ancestors and itself; without parents, all earlier ones.
+
+    Attributes:
+        rows: int32 [R], of the step that is observed; none twice.
+        offsets: int32 [R + 1]; tokens of `rows[i]` are `offsets[i]` to `offsets[i + 1]`.
+        num_computed: int32 [R], slots of the row that hold what its tokens follow.
+        token_ids: int64 [N], on the model's device.
+        parents: int32 [N], index of the parent among the row's tokens here, which precedes it; -1: the
+            last of the slots before. None: chains.
+    """
+
+    rows: Int32
+    offsets: Int32
+    num_computed: Int32
+    token_ids: torch.Tensor
+    parents: Int32 | None = None
+
+
+class DraftUnit(ABC):
+    """A drafter's own model in the worker. Its weights are loaded when the worker starts, after the
+    drafter is made. What lies in its KV past the tokens that were observed is gone after the step."""
+
+    @abstractmethod
+    def forward(self, tokens: UnitTokens, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """Runs tokens through the model; as often as one likes while drafts are proposed.
+
+        Args:
+            tokens: of rows of the step, within the tokens that were observed and the slots that were
+                set aside past them for the nodes asked for.
+            hidden: [N, any size], what layers of one's own take beside the token ids.
+
+        Returns:
+            Hidden states [N, hidden_size]: of a model of the registry, after the final norm.
+
+        Raises:
+            EngineError: the rows have no such slots.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [num_rows, vocab_size] of a model of the registry."""
+
+
+class OwnLayers(Protocol):
+    """Layers that a drafter builds itself."""
+
+    def __call__(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Hidden states [N, hidden_size] of token ids and positions, int64 [N], and what `forward` was
+        given beside them."""
+        ...
+
+
+BuildLayers = Callable[["LayerBuilder"], OwnLayers]
+"""Makes layers of one's own; `LayerBuilder` reads the tensors that their shape names."""
+
+
+@dataclass(frozen=True)
 class DrafterContext:
-    """What a drafter's factory gets.
+    """What a drafter's factory gets. Its methods are the worker's; a context that was made without one has
+    none of them.
 
     Attributes:
         num_speculative_tokens: most nodes a row.
@@ -30,6 +145,8 @@ class DrafterContext:
         dtype: activation dtype of the target.
         device: `cpu` or `cuda`.
         num_threads: threads it may use on a CPU.
+        target_shape: the target.
+        facts: those of `model`; None: the config names none.
     """
 
     num_speculative_tokens: int
@@ -40,6 +157,46 @@ class DrafterContext:
     dtype: str = "float32"
     device: str = "cpu"
     num_threads: int = 1
+    target_shape: ModelShape | None = None
+    facts: CheckpointFacts | None = None
+
+    def unit(
+        self, shape: ModelShape, build: BuildLayers, source: CheckpointSource | None = None
+    ) -> DraftUnit:
+        """The unit of layers of one's own, of the shape that `describe` answered.
+
+        Args:
+            source: where their tensors are; None: in the checkpoint of `drafter.model`.
+
+        Raises:
+            InterfaceNotSatisfied: `describe` answered another shape, or the model is made already.
+        """
+        raise NotImplementedError
+
+    def load_model(self, ref: str, quantizer: str = "auto") -> DraftUnit:
+        """The unit of `drafter.model`, as the model plugin builds it.
+
+        Raises:
+            InterfaceNotSatisfied: `describe` did not answer `registry`, the config names another model
+                or quantizer, or the model is made already.
+        """
+        raise NotImplementedError
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the target's embedding, int64 [N] -> [N, hidden_size], once weights are loaded."""
+        raise NotImplementedError
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The target's head: [N, hidden_size] -> float32 [N, vocab_size], once weights are loaded."""
+        raise NotImplementedError
+
+    def kernel(self, operation: str, weight_format: str = "float") -> Kernel:
+        """The worker's kernel of an operation on weights of a format.
+
+        Raises:
+            InterfaceNotSatisfied: no model of the worker needs one.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +213,9 @@ class Observation:
         taps: decoder layer to its input hidden states [N, hidden_size].
         next_offsets, next_token_ids: int32 [R + 1], [T], tokens committed in this execute.
         propose: int32 [R], most nodes to propose for each row.
+        num_cached: int32 [R], tokens of the row that a cache or a fork served; they are not observed, and
+            their KV is there.
+        block_tables: for each of the drafter's KV groups int32 [R, width], blocks by table entry.
     """
 
     rows: Int32
@@ -66,6 +226,8 @@ class Observation:
     next_offsets: Int32
     next_token_ids: Int32
     propose: Int32
+    num_cached: Int32
+    block_tables: tuple[Int32, ...] = ()
 
 
 class Drafter(ABC):
@@ -78,13 +240,16 @@ class Drafter(ABC):
     """
 
     taps: tuple[int, ...] = ()
-    """Decoder layers whose input hidden states it wants, -1 for the embedding's output. Read once, before
-    weights load: others than the model's are refused."""
+    """Hidden states that it wants, of `ModelShape.taps`. Read once, before weights load: others than the
+    model's are refused. Where the manifest names `describe`, that says it."""
 
     @abstractmethod
-    def admit(self, admission: RowAdmission) -> None:
+    def admit(self, admission: RowAdmission, block_tables: tuple[Int32, ...]) -> None:
         """A sequence took a row: its known tokens, and the seed and parameters that a drafter which
-        samples shares its noise by. Tokens that a cache served bring no taps."""
+        samples shares its noise by. Tokens that a cache served bring no taps.
+
+        block_tables: for each of the drafter's KV groups int32 [width], the row's blocks.
+        """
 
     @abstractmethod
     def release(self, row: int, num_tokens: int) -> None:

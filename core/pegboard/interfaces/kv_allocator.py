@@ -16,7 +16,7 @@ from enum import Enum
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.prefix_cache import PrefixCache
 
-VERSION = 1
+VERSION = 2
 
 Owner = int | str
 """A sequence's id, or the name of another holder (a transfer)."""
@@ -115,8 +115,9 @@ class KVAllocator(ABC):
         """
 
     @abstractmethod
-    def grow(self, owner: Owner, num_tokens: int, lookahead: int = 0) -> Growth | None:
-        """Makes slots for the owner's first `num_tokens` tokens, and `lookahead` more for drafts.
+    def grow(self, owner: Owner, num_tokens: int, lookahead: Sequence[int] = ()) -> Growth | None:
+        """Makes slots for the owner's first `num_tokens` tokens, and in each group `lookahead` more, for
+        drafts; empty: none.
 
         What is there stays, so that calling it again changes nothing. The first call makes the owner.
         From slot `num_tokens` of the call before on, the owner will write: these blocks are its own alone.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import torch
 
-VERSION = 0
+VERSION = 1
 
 ParameterKind = Literal["linear", "embedding", "norm", "bias", "head"]
 
@@ -119,8 +119,9 @@ class ModelShape:
 
     @property
     def taps(self) -> range:
-        """Decoder layers whose input hidden states can be had; -1: the embedding's output."""
-        return range(-1, self.num_layers)
+        """Hidden states that can be had: the inputs of decoder layers; -1: the embedding's output;
+        `num_layers`: the state after the final norm."""
+        return range(-1, self.num_layers + 1)
 
 
 class Model(ABC):
@@ -139,12 +140,17 @@ class Model(ABC):
         Args:
             token_ids: int64 [num_tokens].
             positions: int64 [num_tokens], logical positions.
-            taps: decoder layers whose input hidden states are wanted, of `ModelShape.taps`.
+            taps: decoder layers whose input hidden states are wanted; -1: the embedding's output.
 
         Returns:
             Final hidden states after the last norm, [num_tokens, hidden_size] in the model's dtype,
             and the tapped ones by layer, the same shape.
         """
+
+    @abstractmethod
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """What the first layer is given for tokens, int64 [num_tokens] -> [num_tokens, hidden_size] in the
+        model's dtype."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

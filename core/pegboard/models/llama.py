@@ -65,6 +65,9 @@ class Llama(Model):
             hidden, residual = next_norm.add(*layer(hidden, residual))
         return hidden, residual
 
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self.embedding(token_ids)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden).float()
 

@@ -196,6 +196,8 @@ def _activations(composition: Composition) -> _Activations:
         hidden = widest + heads + 2 * shape.hidden_size
         of_tokens += tokens * hidden * ITEM_BYTES[composition.dtype]
         of_sequences += 3 * sampled * shape.vocab_size * ITEM_BYTES["float32"]
+    taps = len(composition.drafter.taps) * composition.target.shape.hidden_size
+    of_tokens += 2 * tokens * taps * ITEM_BYTES[composition.dtype]
     tables = sequences * composition.max_model_len * ITEM_BYTES["int32"]
     return _Activations(of_tokens, of_sequences + 2 * tables)
 
@@ -312,9 +314,12 @@ def _too_busy(
 
 def _blocks_of(composition: Composition, group: KVGroup, num_tokens: int) -> int:
     """Blocks that a sequence of so many tokens holds at most at one time."""
-    held = num_tokens
+    past = composition.slots_past(group.model)
+    held = num_tokens + past
     if group.window is not None:
-        held = min(held, group.window + composition.max_num_batched_tokens + group.block_size)
+        held = min(
+            held, group.window + composition.max_num_batched_tokens + past + group.block_size
+        )
     return math.ceil(held / group.block_size)
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.interfaces.drafter import DrafterFacts
 from pegboard.interfaces.kv import KVGroup, TensorSpec
 from pegboard.interfaces.model import ModelShape
 from pegboard.plugins.manifest import Manifest, Origin, Provides
@@ -113,6 +114,11 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
         """A digest of everything that changes KV content: the model and its numerics."""
         return f"{self.facts.fingerprint}/{self.numerics_id}"
 
+    @property
+    def masks_trees(self) -> bool:
+        """Whether its attention has a mask for trees of drafts."""
+        return "query_mask" in self.parts["attention"].entry.promises
+
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a part of a model.
@@ -148,6 +154,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         max_step_ms: milliseconds that a step may take while a sequence decodes, where smaller chunks of
             prompts can help it; None: any.
         draft_model: reference of the drafter's own model.
+        drafter: what the drafter says that it needs.
         num_speculative_tokens: most draft nodes a row; 0: no speculation.
         verifies_kv: whether the bytes of a cached block are compared at every hit.
         parts: provider by interface, for interfaces that have one beside the models' own.
@@ -169,6 +176,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     max_step_ms: int | None
     draft_model: str | None
+    drafter: DrafterFacts
     num_speculative_tokens: int
     verifies_kv: bool
     parts: dict[str, Part]
@@ -207,6 +215,17 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         """A digest of everything that changes KV content, in all groups."""
         return " ".join(plan.fingerprint for plan in self.models)
 
+    def slots_past(self, model: str) -> int:
+        """Most slots of a row past the tokens that the target has computed, in a model's KV groups."""
+        if model == self.target.name:
+            return 0
+        return 1 + self.drafter.slots.past(self.num_speculative_tokens)
+
+    @property
+    def max_slots_past(self) -> int:
+        """The most in any KV group."""
+        return max(self.slots_past(plan.name) for plan in self.models)
+
     @property
     def num_parameters(self) -> int:
         """Parameters to load, of all models."""
@@ -225,11 +244,6 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         ]
         bring_their_own = all("own_threads" in part.entry.promises for part in busy)
         return 1 if bring_their_own else self.num_threads
-
-    @property
-    def verifies_trees(self) -> bool:
-        """Whether attention has a mask for trees of drafts."""
-        return "query_mask" in self.target.parts["attention"].entry.promises
 
     @property
     def digest(self) -> str:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pegboard.config_values import shown
 from pegboard.errors import INTERRUPTS, ManifestFunctionFailed, UserError
 from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.interfaces.drafter import DrafterFacts
 from pegboard.interfaces.kv import TensorSpec
 from pegboard.interfaces.model import ModelShape
 from pegboard.interfaces.quantizer import StoredKVScales, StoredParameter
@@ -28,6 +29,7 @@ Options = tuple[BaseModel, ...]
 ANSWERS: dict[tuple[str, str], Any] = {
     ("checkpoint_source", "describe"): CheckpointFacts,
     ("model", "describe"): ModelShape,
+    ("drafter", "describe"): DrafterFacts,
     ("quantizer", "formats"): tuple[str, ...],
     ("quantizer", "parameters"): tuple[StoredParameter, ...],
     ("quantizer", "resident_bytes"): NumBytes,

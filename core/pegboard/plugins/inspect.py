@@ -95,7 +95,7 @@ def inspect_model(catalog: Catalog, facts: CheckpointFacts) -> tuple[ModelShape,
     if fitting:
         best = _best(catalog, fitting)
         shape, config = _described(best, facts)
-        _check_shape(shape, best)
+        check_shape(shape, best)
         check_model_type(config, shape.architecture)
         check_heeded(config, shape.architecture)
         return with_stored_biases(shape, facts), _part(best)
@@ -117,7 +117,7 @@ def inspect_model(catalog: Catalog, facts: CheckpointFacts) -> tuple[ModelShape,
     )
 
 
-def _check_shape(shape: ModelShape, family: Offer) -> None:
+def check_shape(shape: ModelShape, family: Offer | Part) -> None:
     """Raises ManifestFunctionFailed when there is nothing to plan with."""
     sizes = (shape.vocab_size, shape.hidden_size, shape.intermediate_size, shape.max_position)
     flat = [p.name for p in shape.parameters if p.kind in QUANTIZABLE and len(p.shape) != 2]

@@ -137,7 +137,8 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ledger.
         files: names of files that it reads, as patterns (`*.safetensors`).
         describe: of a checkpoint source `describe(path) -> CheckpointFacts`, of a model
-            `describe(config) -> ModelShape`.
+            `describe(config) -> ModelShape`, of a drafter
+            `describe(facts, target_shape, options) -> DrafterFacts`.
         architectures: names of models that it builds, as the key `architectures` of a checkpoint's
             config says them.
         methods: quantization methods of checkpoints that it reads; `method/layout` is one layout of a

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pegboard.config import Choice, Config
 from pegboard.interfaces.checkpoint import CheckpointFacts
+from pegboard.interfaces.drafter import DrafterFacts
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.model import ModelShape
 from pegboard.plugins.checks import attends, layout_of, reads, unread
 from pegboard.plugins.choice import Chooser, Wanted
-from pegboard.plugins.composition import ModelPlan, Part
+from pegboard.plugins.composition import ModelPlan, Part, Refusal
 from pegboard.plugins.kernels import choose_kernels, numerics_id, settle_quantizer
 
 DEFAULT_BLOCK_SIZE = 16
@@ -27,7 +28,8 @@ class InspectedModel:
     Attributes:
         name: of its units in the workers.
         facts, source: the checkpoint and the part that reads it.
-        shape, model: the model and the part that builds it.
+        shape, model: the model and the part that builds it; None: a drafter does.
+        quantizer: what is wanted of its quantizer.
         formats: what a quantizer makes of the checkpoint's weights.
         alternatives: a quantizer with what its options may stand for, best first.
     """
@@ -36,9 +38,25 @@ class InspectedModel:
     facts: CheckpointFacts
     source: Part
     shape: ModelShape
-    model: Part
+    model: Part | None
+    quantizer: Choice
     formats: Callable[[Part], tuple[str, ...]]
     alternatives: Callable[[Part], tuple[Part, ...]]
+
+
+@dataclass(frozen=True)
+class InspectedDrafter:
+    """What a drafter says that it needs.
+
+    Attributes:
+        facts: as its `describe` answered; of a drafter without one, nothing.
+        model: its own model; None: it has none.
+        refusals: reasons why it cannot have them.
+    """
+
+    facts: DrafterFacts = field(default_factory=DrafterFacts)
+    model: InspectedModel | None = None
+    refusals: tuple[Refusal, ...] = ()
 
 
 def plan_model(
@@ -57,7 +75,7 @@ def plan_model(
     """
     shape = inspected.shape
     quantizer = chooser.choose(
-        _quantizer(config, inspected.facts, chooser), lambda entry: reads(entry, inspected.facts)
+        _quantizer(inspected, chooser), lambda entry: reads(entry, inspected.facts)
     )
     attention = chooser.choose(
         wanted("attention", "attention", config.attention),
@@ -95,8 +113,9 @@ def wanted(interface: str, key: str, choice: Choice) -> Wanted:
     )
 
 
-def _quantizer(config: Config, facts: CheckpointFacts, chooser: Chooser) -> Wanted:
-    said = wanted("quantizer", "quantizer", config.quantizer)
+def _quantizer(inspected: InspectedModel, chooser: Chooser) -> Wanted:
+    facts = inspected.facts
+    said = wanted("quantizer", "quantizer", inspected.quantizer)
     said.known_as = (layout_of(facts), facts.quantization or "none")
     methods = {m for one in chooser.catalog.offers("quantizer") for m in one.entry.methods}
     said.unread = unread(methods - {"none"}, facts)

@@ -7,8 +7,8 @@ sizes the pool afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pegboard.config import Choice, Config
 from pegboard.interfaces.checkpoint import CheckpointFacts
@@ -19,7 +19,7 @@ from pegboard.plugins.choice import INACTIVE, Chooser, Wanted
 from pegboard.plugins.composition import Composition, Decision, ModelPlan, Part, Refusal, Slice
 from pegboard.plugins.discovery import Catalog
 from pegboard.plugins.manifest import OBJECT, Manifest
-from pegboard.plugins.model_plan import InspectedModel, plan_model, wanted
+from pegboard.plugins.model_plan import InspectedDrafter, InspectedModel, plan_model, wanted
 
 DEFAULT_NUM_SPECULATIVE_TOKENS = 4
 DEFAULT_MAX_STEP_MS = 200
@@ -35,13 +35,15 @@ class Inspected:
 
     Attributes:
         model_name: under which the model is served.
-        target: the model.
+        target: the model whose tokens are answered.
+        drafter: what a drafter needs.
         objects: interface to the parts that stand for objects given in Python.
         unusable: (operation, kernel family) whose self-test failed on this machine.
     """
 
     model_name: str
     target: InspectedModel
+    drafter: Callable[[Part], InspectedDrafter]
     objects: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
     unusable: frozenset[tuple[str, str]] = frozenset()
 
@@ -71,12 +73,19 @@ def resolve(
     num_threads = _num_threads(config, chooser)
     plan = plan_model(target, config, chooser, inspected.unusable)
     parts = _choose_parts(config, chooser)
+    drafter = inspected.drafter(parts["drafter"]) if "drafter" in parts else InspectedDrafter()
+    refusals += drafter.refusals
+    models = [plan]
+    if drafter.model is not None:
+        models.append(_draft_plan(drafter.model, config, chooser, inspected.unusable))
     processors = chooser.every(
         "logits_processor", _several("logits_processor", config.logits_processors)
     )
     observers = chooser.every("observer", _several("observer", config.observers))
     every = {**plan.parts, **parts}
     used = [*every.values(), *(kernel.part for kernel in plan.kernels), *processors, *observers]
+    for model in models[1:]:
+        used += [*model.parts.values(), *(kernel.part for kernel in model.kernels)]
     check_parts(config, target.shape, every, used, chooser)
     if refusals:
         return _once(refusals)
@@ -85,8 +94,8 @@ def resolve(
         return _once(refusals)
     return Composition(
         model_name=inspected.model_name,
-        models=(plan,),
-        placement=_placement(config, (plan,), device),
+        models=tuple(models),
+        placement=_placement(config, models, device),
         dtype=dtype,
         device=device.kind,
         num_threads=num_threads,
@@ -96,6 +105,7 @@ def resolve(
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_step_ms=_max_step_ms(config, numerics, chooser),
         draft_model=config.drafter.model,
+        drafter=drafter.facts,
         num_speculative_tokens=_num_speculative_tokens(config, parts["drafter"]),
         verifies_kv=config.kv_cache.verify,
         parts=parts,
@@ -105,6 +115,29 @@ def resolve(
         manifests=_manifests(catalog, used),
         decisions=tuple(decisions),
     )
+
+
+def _draft_plan(
+    model: InspectedModel,
+    config: Config,
+    chooser: Chooser,
+    unusable: frozenset[tuple[str, str]],
+) -> ModelPlan:
+    """The plan of the drafter's own model, by the same rules."""
+    own = replace(
+        chooser,
+        objects={name: given for name, given in chooser.objects.items() if name != "quantizer"},
+        head_sizes=frozenset(layer.head_dim for layer in model.shape.attention),
+        decisions=[],
+        chosen={},
+    )
+    plan = plan_model(model, config, own, unusable)
+    for interface in ("model", "checkpoint_source"):
+        for reason in own.misfits(plan.parts[interface]) if interface in plan.parts else ():
+            own.refuse("requirement", f"drafter.model: {plan.parts[interface].name} {reason}")
+    for decision in own.decisions:
+        chooser.decide(f"{model.name}: {decision.key}", decision.value, decision.why)
+    return plan
 
 
 def _placement(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pegboard.errors import EngineError
 from pegboard.interfaces.drafter import Observation
 from pegboard.runner.inputs import StepInputs
+from pegboard.runner.rows import Rows
 from pegboard.runner.verification import Accepted
 from pegboard.step import Bool, Drafts, Float32, Int32, StepBatch, read_only
 
@@ -18,9 +19,18 @@ Int64 = NDArray[np.int64]
 
 
 def observe(
-    batch: StepBatch, inputs: StepInputs, accepted: Accepted, taps: dict[int, torch.Tensor]
+    batch: StepBatch,
+    inputs: StepInputs,
+    accepted: Accepted,
+    taps: dict[int, torch.Tensor],
+    rows: Rows,
+    groups: range,
 ) -> Observation:
-    """The step's tokens and states, for the drafter. A row that sampled nothing may not get drafts."""
+    """The step's tokens and states, for the drafter. A row that sampled nothing may not get drafts.
+
+    Args:
+        groups: the numbers of the drafter's KV groups.
+    """
     kept = _kept(inputs, accepted)
     lengths = inputs.num_chunk + accepted.num_accepted
     propose = np.where(accepted.num_committed > 0, batch.propose, 0)
@@ -33,6 +43,8 @@ def observe(
         next_offsets=read_only(starts(accepted.num_committed)),
         next_token_ids=read_only(accepted.committed()),
         propose=read_only(propose.astype(np.int32)),
+        num_cached=read_only(rows.num_cached[batch.rows].astype(np.int32)),
+        block_tables=tuple(read_only(rows.block_tables[group][batch.rows]) for group in groups),
     )
 
 
@@ -51,6 +63,8 @@ def of_rows(seen: Observation, chosen: Bool) -> Observation:
         next_offsets=read_only(starts(next_lengths[chosen])),
         next_token_ids=read_only(seen.next_token_ids[following]),
         propose=read_only(seen.propose[chosen]),
+        num_cached=read_only(seen.num_cached[chosen]),
+        block_tables=tuple(read_only(table[chosen]) for table in seen.block_tables),
     )
 
 

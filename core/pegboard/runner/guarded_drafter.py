@@ -11,11 +11,12 @@ import torch
 
 from pegboard.errors import INTERRUPTS, MAX_REASON_LEN, EngineError, reason_of
 from pegboard.interfaces.drafter import MAX_CALL_S, Drafter, Observation
+from pegboard.runner.draft_unit import DrafterModels
 from pegboard.runner.drafting import checked, observe, of_rows
 from pegboard.runner.inputs import StepInputs
 from pegboard.runner.rows import Rows
 from pegboard.runner.verification import Accepted
-from pegboard.step import Bool, RowAdmission, StepBatch
+from pegboard.step import Bool, RowAdmission, StepBatch, read_only
 
 P = ParamSpec("P")
 
@@ -24,13 +25,17 @@ class GuardedDrafter:
     """Calls a drafter for the rows that it knows. One that errs is not called until it is tried again:
     then it gives back the rows that it had, and begins with those admitted from there on."""
 
-    def __init__(self, drafter: Drafter, taps: tuple[int, ...], rows: Rows) -> None:
+    def __init__(
+        self, drafter: Drafter, models: DrafterModels, taps: tuple[int, ...], rows: Rows
+    ) -> None:
         """
         Args:
-            taps: decoder layers whose input hidden states it wants; all of them are the model's.
+            models: what it uses of the worker.
+            taps: hidden states that it wants; the target has all of them.
             rows: the worker's tables; what it proposes goes into their draft nodes.
         """
         self._drafter = drafter
+        self._models = models
         self._taps = taps
         self._rows = rows
         self._known: Bool = np.zeros(len(rows.num_known), np.bool_)
@@ -48,8 +53,12 @@ class GuardedDrafter:
             self._call(self._drafter.release, *self._owed.popitem())
 
     def admit(self, admission: RowAdmission) -> None:
-        """A sequence took a row."""
-        has_it = self._call(self._drafter.admit, admission)
+        """A sequence took a row, and its blocks are known."""
+        tables = tuple(
+            read_only(self._rows.block_tables[group][admission.row])
+            for group in self._models.groups
+        )
+        has_it = self._call(self._drafter.admit, admission, tables)
         self._known[admission.row] = has_it and not self._is_cut_off
         if has_it and self._is_cut_off:  # it took the row, and too long for it
             self._owed[admission.row] = len(admission.token_ids)
@@ -63,7 +72,7 @@ class GuardedDrafter:
             self._owed[row] = min(self._owed[row], num_tokens)
 
     def taps(self, batch: StepBatch) -> tuple[int, ...]:
-        """Decoder layers whose input hidden states it wants of a step."""
+        """Hidden states that it wants of a step."""
         return self._taps if self._taps and self._known[batch.rows].any() else ()
 
     def redraft(
@@ -78,8 +87,12 @@ class GuardedDrafter:
         known = self._known[batch.rows]
         if not known.any():
             return
-        seen = observe(batch, inputs, accepted, taps)
-        self._call(self._propose, seen if known.all() else of_rows(seen, known))
+        seen = observe(batch, inputs, accepted, taps, self._rows, self._models.groups)
+        if not known.all():
+            seen = of_rows(seen, known)
+        observed = (inputs.num_computed + inputs.num_chunk + accepted.num_accepted)[known]
+        self._models.begin(seen.rows, observed, seen.propose)
+        self._call(self._propose, seen)
 
     def take_failure(self) -> str:
         """For what the drafter was cut off since the last call; "": it was not."""

@@ -42,11 +42,12 @@ def load(parts: WorkerParts) -> Loaded:
         units.groups,
         keeps_trees=parts.verifies_trees,
     )
+    parts.drafter_models.bind(units, rows)
     processors = ProcessorChain(parts.processors, rows, parts.max_num_seqs)
     return Loaded(
         num_threads=parts.num_threads,
         units=units,
-        drafter=GuardedDrafter(parts.drafter, parts.taps, rows),
+        drafter=GuardedDrafter(parts.drafter, parts.drafter_models, parts.taps, rows),
         rows=rows,
         processors=processors,
         sampler=Sampler(units.target.model, parts.sample, processors, rows, vocab_size),

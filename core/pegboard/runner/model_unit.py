@@ -11,6 +11,7 @@ import torch
 from pegboard.errors import EngineError
 from pegboard.interfaces.attention import AttentionBackend, AttentionBatch
 from pegboard.interfaces.checkpoint import CheckpointSource
+from pegboard.interfaces.drafter import OwnLayers
 from pegboard.interfaces.kernel import Kernel, LinearKernel
 from pegboard.interfaces.kv import KVGroup, TensorSpec
 from pegboard.interfaces.model import Model, ModelShape
@@ -35,13 +36,14 @@ class UnitParts:
         linear_kernels: weight format to its kernel.
         kernels: operation to kernel, all but `linear`.
         attention: the attention backend, the unit's own.
-        build: the model's factory.
+        build: the model's factory, or what makes a drafter's own layers.
         groups: the unit's KV groups.
         num_blocks: of each group, block 0 included.
         layouts: for each group, the tensors of a block of one layer.
         dtype: activation dtype.
         device: `cpu`, `cuda` or `cuda:0`.
-        max_positions: most tokens a row.
+        masks_trees: whether its attention has a mask for trees of drafts.
+        max_positions: most tokens a row, drafts included.
         on_tensor: told the name of each tensor that was loaded.
     """
 
@@ -53,12 +55,13 @@ class UnitParts:
     linear_kernels: Mapping[str, LinearKernel]
     kernels: Mapping[str, Kernel]
     attention: AttentionBackend
-    build: Callable[[LayerBuilder], Model]
+    build: Callable[[LayerBuilder], Model | OwnLayers]
     groups: tuple[KVGroup, ...]
     num_blocks: tuple[int, ...]
     layouts: tuple[tuple[TensorSpec, ...], ...]
     dtype: str
     device: str
+    masks_trees: bool
     max_positions: int
     on_tensor: Callable[[str], None]
 
@@ -84,7 +87,7 @@ class ModelUnit:
     Attributes:
         parts: what it is made of.
         device: where it is.
-        model: its layers.
+        layers: the model, or a drafter's own layers.
         kv: its KV tensors, for each decoder layer.
     """
 
@@ -96,11 +99,22 @@ class ModelUnit:
         """
         self.parts = parts
         self.device = torch.device(parts.device)
-        self.model = parts.build(parts.builder())
+        self.layers = parts.build(parts.builder())
         self.kv: Sequence[LayerKV] = kv_tensors.allocate(
             parts.groups, parts.num_blocks, parts.layouts, self.device
         )
         parts.attention.bind(self.kv)
+
+    @property
+    def model(self) -> Model:
+        """Its layers as a model of the registry.
+
+        Raises:
+            EngineError: they are a drafter's own.
+        """
+        if not isinstance(self.layers, Model):
+            raise EngineError(f"unit {self.parts.name!r} is no model of the registry")
+        return self.layers
 
     def forward(
         self,
@@ -119,7 +133,10 @@ class ModelUnit:
             layer.
         """
         self.parts.attention.prepare(batch)
-        return self.model.forward(token_ids, batch.positions, taps)
+        last = self.parts.shape.num_layers
+        inner = tuple(tap for tap in taps if tap != last)
+        hidden, tapped = self.model.forward(token_ids, batch.positions, inner)
+        return hidden, {**tapped, last: hidden} if last in taps else tapped
 
     def checksums(self, group: int, blocks: Sequence[int]) -> list[int]:
         """A number for each block of one of the unit's groups, of its bytes in all layers."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pegboard.interfaces.drafter import Drafter
 from pegboard.interfaces.kernel import SampleKernel
 from pegboard.interfaces.logits_processor import LogitsProcessor
+from pegboard.runner.draft_unit import DrafterModels
 from pegboard.runner.model_unit import UnitParts
 
 
@@ -23,7 +24,8 @@ class WorkerParts:
         sample: the kernel that samples the target's tokens.
         processors: logits processors by name, in the order in which they act.
         drafter: guesses ahead.
-        taps: decoder layers whose input hidden states the drafter wants, all of them the target's.
+        drafter_models: what the drafter uses of the worker.
+        taps: hidden states that the drafter wants, all of them the target's.
         verifies_trees: whether the target's attention has a mask for trees of drafts; without one, of
             each tree the path of first children is verified.
     """
@@ -35,5 +37,6 @@ class WorkerParts:
     sample: SampleKernel
     processors: Mapping[str, LogitsProcessor]
     drafter: Drafter
+    drafter_models: DrafterModels
     taps: tuple[int, ...]
     verifies_trees: bool

@@ -27,6 +27,7 @@ class Rows:
         index: int64 [max_num_seqs], the sequence's number in its request.
         temperature, top_p, min_p: float32 [max_num_seqs].
         top_k: int64 [max_num_seqs].
+        num_cached: int64 [max_num_seqs], tokens whose KV a cache or a fork served.
         num_logprobs, num_prompt_logprobs: int64 [max_num_seqs]; -1: none.
         block_tables: for each KV group int32 [max_num_seqs, width], blocks by table entry.
         drafts: the nodes to verify next.
@@ -53,6 +54,7 @@ class Rows:
         self.token_ids: Int32 = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self.num_known: Int64 = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_prompt: Int64 = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_cached: Int64 = np.zeros(max_num_seqs, dtype=np.int64)
         self.seed: NDArray[np.uint64] = np.zeros(max_num_seqs, dtype=np.uint64)
         self.index: Int64 = np.zeros(max_num_seqs, dtype=np.int64)
         self.temperature: Float32 = np.zeros(max_num_seqs, dtype=np.float32)
@@ -75,6 +77,7 @@ class Rows:
         self.token_ids[row, :num_tokens] = admission.token_ids
         self.num_known[row] = num_tokens
         self.num_prompt[row] = admission.num_prompt_tokens
+        self.num_cached[row] = admission.num_cached
         self.seed[row] = admission.seed
         self.index[row] = admission.index
         self.temperature[row] = admission.temperature

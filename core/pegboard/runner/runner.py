@@ -131,11 +131,12 @@ def _update_rows(on: Loaded, batch: StepBatch) -> None:
             on.drafter.release(admission.row, num_held)
         on.rows.admit(admission)
         on.processors.admit(admission.row, admission.processors)
-        on.drafter.admit(admission)
     for update in batch.groups:
         on.rows.check_encoding(update)
         _copy_blocks(on, update)
         on.rows.update_tables(update)
+    for admission in batch.admitted:
+        on.drafter.admit(admission)
     if batch.drafts is not None:
         on.rows.drafts.put(batch.drafts)
 

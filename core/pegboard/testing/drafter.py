@@ -33,10 +33,11 @@ Nodes = list[tuple[int, int]]
 
 @dataclass(slots=True)
 class Row:
-    """A sequence in a row; `num_computed` of its tokens were observed."""
+    """A sequence in a row; `num_computed` of its tokens were observed, or served by a cache."""
 
     tokens: list[int]
     num_computed: int = 0
+    num_cached: int = 0
 
 
 class Rows:
@@ -49,7 +50,7 @@ class Rows:
         self._hidden_size = hidden_size
 
     def admit(self, row: int, tokens: Sequence[int], num_cached: int = 0) -> None:
-        self.rows[row] = Row(list(tokens), num_cached)
+        self.rows[row] = Row(list(tokens), num_cached, num_cached)
         self.drafter.admit(
             RowAdmission(
                 row=row,
@@ -57,7 +58,9 @@ class Rows:
                 num_prompt_tokens=len(tokens),
                 seed=7,
                 temperature=0.0,
-            )
+                num_cached=num_cached,
+            ),
+            (),
         )
 
     def release(self, row: int, num_dropped: int = 0) -> None:
@@ -98,6 +101,7 @@ class Rows:
             next_offsets=_starts([len(tokens) for tokens in committed]),
             next_token_ids=_frozen([token for tokens in committed for token in tokens]),
             propose=_frozen([asked.get(number, 0) for number in chunks]),
+            num_cached=_frozen([self.rows[number].num_cached for number in chunks]),
         )
         return self._check(seen, *self.drafter.propose(seen))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pegboard.interfaces.drafter import Observation
-from pegboard.step import Drafts, RowAdmission
+from pegboard.step import Drafts, Int32, RowAdmission
 from pegboard.testing.guessing_drafter import GuessingDrafter, Outputs
 
 
@@ -111,9 +111,9 @@ class ErringDrafter(GuessingDrafter):
         self._dice = random.Random(f"errs {seed}")
         self.num_errors = 0
 
-    def admit(self, admission: RowAdmission) -> None:
+    def admit(self, admission: RowAdmission, block_tables: tuple[Int32, ...]) -> None:
         self._raise_now_and_then()
-        super().admit(admission)
+        super().admit(admission, block_tables)
 
     def release(self, row: int, num_tokens: int) -> None:
         super().release(row, num_tokens)

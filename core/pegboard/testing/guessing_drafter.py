@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pegboard.interfaces.drafter import Drafter, Observation
-from pegboard.step import Drafts, Float32, RowAdmission
+from pegboard.step import Drafts, Float32, Int32, RowAdmission
 
 Outputs = Mapping[tuple[tuple[int, ...], int], Sequence[int]]
 """(prompt, the sequence's number in its request) to the tokens that it becomes."""
@@ -31,7 +31,7 @@ class GuessingDrafter(Drafter):
         self._random = random.Random(seed)
         self._coming: dict[int, Sequence[int]] = {}
 
-    def admit(self, admission: RowAdmission) -> None:
+    def admit(self, admission: RowAdmission, block_tables: tuple[Int32, ...]) -> None:
         tokens = admission.token_ids.tolist()
         prompt = tuple(tokens[: admission.num_prompt_tokens])
         output = self._outputs.get((prompt, admission.index), ())

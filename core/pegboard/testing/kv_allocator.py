@@ -107,8 +107,16 @@ class KVAllocatorContract:
         assert more is not None and [entry for entry, _ in more.new_blocks[0]] == [2]
 
     def test_lookahead_makes_slots_beyond(self, pool: KVAllocator) -> None:
-        growth = pool.grow(1, 4, lookahead=1)
+        growth = pool.grow(1, 4, lookahead=(1,))
         assert growth is not None and len(growth.new_blocks[0]) == 2
+
+    def test_lookahead_is_of_each_group(self, make: MakeAllocator) -> None:
+        pool = make(context((group(4), group(4, layer=1)), (11, 11), max_model_len=40))
+        growth = pool.grow(1, 4, lookahead=(0, 5))
+        assert growth is not None and [len(new) for new in growth.new_blocks] == [1, 3]
+        pool.trim(1, 0, 4)
+        growth = pool.grow(1, 5, lookahead=(4, 0))
+        assert growth is not None and [len(new) for new in growth.new_blocks] == [2, 1]
 
     def test_all_groups_or_nothing(self, make: MakeAllocator) -> None:
         pool = make(context((group(4), group(4, layer=1)), (11, 6), max_model_len=20))
@@ -167,7 +175,7 @@ class KVAllocatorContract:
         assert pool.ledger()[0].free == 10
 
     def test_trim_drops_rejected_drafts(self, pool: KVAllocator) -> None:
-        assert pool.grow(1, 6, lookahead=10) is not None
+        assert pool.grow(1, 6, lookahead=(10,)) is not None
         pool.trim(1, 0, 7)
         assert pool.ledger()[0].held == 2
         growth = pool.grow(1, 9)

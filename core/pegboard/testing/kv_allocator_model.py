@@ -159,7 +159,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         wanted = self.model.wanted(owner, num_tokens, lookahead)
         fits = self._fits(owner, num_tokens + lookahead, wanted)
         taken = self._taken()
-        growth = self.pool.grow(owner, num_tokens, lookahead)
+        growth = self.pool.grow(owner, num_tokens, (lookahead,) * len(self.model.groups))
         assert (growth is not None) == fits
         if growth is not None:
             self._apply(owner, growth, wanted, taken)

@@ -85,7 +85,7 @@ class PagedMachine(RuleBasedStateMachine):
     def _grow(self, owner: int, num_tokens: int, lookahead: int) -> Growth | None:
         before = [self._references(group) for group in range(2)]
         ledger = self.pool.ledger()
-        growth: Growth | None = self.pool.grow(owner, num_tokens, lookahead)
+        growth: Growth | None = self.pool.grow(owner, num_tokens, (lookahead, lookahead))
         if growth is None:
             after = self.pool.ledger()
             assert [entry.held for entry in after] == [entry.held for entry in ledger]
@@ -192,7 +192,7 @@ class PagedMachine(RuleBasedStateMachine):
                 change = data.draw(st.sampled_from(["grow", "trim", "release", "defer", "fork"]))
                 length = self.lengths[owner]
                 if change == "grow":
-                    self.pool.grow(owner, length + 2, 2)
+                    self.pool.grow(owner, length + 2, (2, 2))
                 elif change == "trim":
                     self.pool.trim(owner, length // 2, max(1, length - 2))
                 elif change == "fork":
@@ -236,7 +236,7 @@ def test_a_window_bounds_what_a_long_sequence_needs() -> None:
 
 def test_a_far_reserve_does_not_fill_a_window_group() -> None:
     pool, _ = _pool(101, 5, shapes=[(4, None), (4, WINDOW)])
-    assert pool.grow(1, 4, lookahead=390) is not None
+    assert pool.grow(1, 4, lookahead=(390,)) is not None
     assert [entry.held for entry in pool.ledger()] == [99, 2]
 
 

@@ -32,7 +32,7 @@ features = ["kv_allocator.sharing"]
 
 [[provides]]
 interface = "kv_allocator"
-version = 1
+version = 2
 name = "private"
 summary = "An allocator of the test"
 """

@@ -99,7 +99,7 @@ ALLOCATOR = """# /// pegboard
 # name = "mine"
 # [[provides]]
 # interface = "kv_allocator"
-# version = 1
+# version = 2
 # name = "mine"
 # summary = "A proxy that fails once it was looked at"
 # promises = ["sharing"]

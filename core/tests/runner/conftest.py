@@ -21,13 +21,14 @@ from pegboard.builtin.torch_attention_layout import layout
 from pegboard.builtin.torch_kernels import torch_kernel
 from pegboard.builtin.unquantized import Unquantized
 from pegboard.interfaces.attention import AttentionContext
-from pegboard.interfaces.drafter import Drafter, DrafterContext
+from pegboard.interfaces.drafter import Drafter, DrafterContext, DraftSlots
 from pegboard.interfaces.kernel import KernelContext
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.logits_processor import LogitsProcessor, ProcessorContext
 from pegboard.interfaces.quantizer import QuantizerContext
 from pegboard.models import llama
 from pegboard.models.shape import describe
+from pegboard.runner.draft_unit import DrafterModels
 from pegboard.runner.model_unit import UnitParts
 from pegboard.runner.parts import WorkerParts
 from pegboard.runner.runner import Runner
@@ -123,6 +124,7 @@ def worker_parts(
         layouts=tuple(layout(group) for group in groups),
         dtype=DTYPE,
         device="cpu",
+        masks_trees=True,
         max_positions=100,
         on_tensor=lambda name: None,
     )
@@ -134,6 +136,7 @@ def worker_parts(
         sample=kernels["sample"],
         processors=builtin if processors is None else processors,
         drafter=drafter or NoDrafter(DrafterContext(8, VOCAB, NUM_ROWS, 100)),
+        drafter_models=DrafterModels(DraftSlots()),
         taps=() if drafter is None else tuple(drafter.taps),
         verifies_trees=verifies_trees,
     )

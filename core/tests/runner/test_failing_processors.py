@@ -116,7 +116,7 @@ class Writing(Drafter):
         self.num_refused = 0
         self.released: list[tuple[int, int]] = []
 
-    def admit(self, admission: Any) -> None:
+    def admit(self, admission: Any, block_tables: Any) -> None:
         self._write(admission.token_ids)
 
     def release(self, row: int, num_tokens: int) -> None:

@@ -36,7 +36,7 @@ class Noting(Drafter):
         self.releases: list[tuple[int, int]] = []
         self.shown: list[int] = []
 
-    def admit(self, admission: Any) -> None:
+    def admit(self, admission: Any, block_tables: Any) -> None:
         self._note("admit", admission)
         assert admission.row not in self.rows, "the row has an owner"
         self.rows[admission.row] = len(admission.token_ids)
@@ -196,5 +196,5 @@ def test_a_model_without_the_hidden_states_costs_the_drafter_alone(
 def test_a_step_with_taps_that_do_not_exist_is_refused(make_host: Any) -> None:
     host = make_host()
     host.admit(0, PROMPTS[0])
-    with pytest.raises(EngineError, match=r"taps \[2, -2\]; allowed: -1 to 1"):
+    with pytest.raises(EngineError, match=r"taps \[3, -2\]; allowed: -1 to 2"):
         host.step({0: 1}, taps=(0, 2, -2))

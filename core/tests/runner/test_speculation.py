@@ -76,7 +76,7 @@ class Oracle(Drafter):
         self._done: dict[int, int] = {}
         self.final: dict[int, int] = {}
 
-    def admit(self, admission: Any) -> None:
+    def admit(self, admission: Any, block_tables: Any) -> None:
         self._done[admission.row] = 0
 
     def release(self, row: int, num_tokens: int) -> None:

@@ -43,8 +43,9 @@ class LeakyAllocator(PagedAllocator):
 class GreedyAllocator(PagedAllocator):
     """Hands out a block more than was asked for."""
 
-    def grow(self, owner: Owner, num_tokens: int, lookahead: int = 0) -> Growth | None:
-        return super().grow(owner, num_tokens, lookahead + 4)
+    def grow(self, owner: Owner, num_tokens: int, lookahead: Sequence[int] = ()) -> Growth | None:
+        more = lookahead or (0,) * len(self.ledger())
+        return super().grow(owner, num_tokens, tuple(slots + 4 for slots in more))
 
 
 class BoastfulAllocator(PagedAllocator):

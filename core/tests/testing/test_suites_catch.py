@@ -37,7 +37,7 @@ from pegboard.interfaces.quantizer import (
 from pegboard.models.layers import LayerBuilder
 from pegboard.models.llama import Llama
 from pegboard.models.shape import describe
-from pegboard.step import Drafts, Float32, RowAdmission
+from pegboard.step import Drafts, Float32, Int32, RowAdmission
 from pegboard.testing.attention import AttentionContract
 from pegboard.testing.drafter import DrafterContract
 from pegboard.testing.guessing_drafter import GuessingDrafter
@@ -234,8 +234,8 @@ class EagerDrafter(GuessingDrafter):
 class SharingDrafter(GuessingDrafter):
     """Has one state for all rows."""
 
-    def admit(self, admission: RowAdmission) -> None:
-        super().admit(admission)
+    def admit(self, admission: RowAdmission, block_tables: tuple[Int32, ...]) -> None:
+        super().admit(admission, block_tables)
         for row in self._coming:
             self._coming[row] = self._coming[admission.row]
 
@@ -274,9 +274,9 @@ class ClingingDrafter(GuessingDrafter):
     def release(self, row: int, num_tokens: int) -> None:
         pass
 
-    def admit(self, admission: RowAdmission) -> None:
+    def admit(self, admission: RowAdmission, block_tables: tuple[Int32, ...]) -> None:
         assert admission.row not in self._coming
-        super().admit(admission)
+        super().admit(admission, block_tables)
 
 
 def test_a_drafter_that_does_not_give_rows_back() -> None:

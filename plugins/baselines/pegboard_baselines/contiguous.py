@@ -118,7 +118,7 @@ class ContiguousAllocator(KVAllocator):
             verdict = Verdict.NEVER
         return Answer(verdict, tuple(missing), tuple(group.total for group in self._groups))
 
-    def grow(self, owner: Owner, num_tokens: int, lookahead: int = 0) -> Growth | None:
+    def grow(self, owner: Owner, num_tokens: int, lookahead: Sequence[int] = ()) -> Growth | None:
         state, known = self._state, self._state.holdings.get(owner)
         if known is None and not state.free:
             return None
@@ -141,14 +141,15 @@ class ContiguousAllocator(KVAllocator):
         return Growth(new_blocks=new_blocks, copies=self._no_copies)
 
     def _new_entries(
-        self, holding: _Holding, num_tokens: int, lookahead: int
+        self, holding: _Holding, num_tokens: int, lookahead: Sequence[int]
     ) -> list[range] | None:
         """Table entries to hand out, a group; None when they are more than a run has left."""
         ranges = []
-        for group, start, end in zip(
-            self._groups, self._starts(holding), holding.ends, strict=True
+        more = lookahead or (0,) * len(self._groups)
+        for group, start, end, ahead in zip(
+            self._groups, self._starts(holding), holding.ends, more, strict=True
         ):
-            num_slots = num_tokens + lookahead
+            num_slots = num_tokens + ahead
             if group.window is not None:
                 # Slots past the next chunk take the blocks of tokens that can still be seen.
                 num_slots = min(num_slots, max(num_tokens, holding.num_tokens + self._max_chunk))

@@ -16,7 +16,7 @@ from pegboard import Engine, SamplingParams
 from pegboard.interfaces.drafter import Drafter, Observation
 from pegboard.interfaces.kernel import KernelContext
 from pegboard.models.layers import JointLayers, LayerBuilder
-from pegboard.step import Drafts, Float32, RowAdmission
+from pegboard.step import Drafts, Float32, Int32, RowAdmission
 from pegboard.testing.invariance import Case, Traces, differences, run_case
 from pegboard.testing.tiny import write_tiny_model
 from pegboard_cpu.kernels import cpu_kernel
@@ -127,7 +127,7 @@ class Listener(Drafter):
     def __init__(self) -> None:
         self.heard: list[dict[int, torch.Tensor]] = []
 
-    def admit(self, admission: RowAdmission) -> None: ...
+    def admit(self, admission: RowAdmission, block_tables: tuple[Int32, ...]) -> None: ...
 
     def release(self, row: int, num_tokens: int) -> None: ...
 

@@ -1,0 +1,121 @@
+"""What a drafter's factory gets in a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pegboard.errors import InterfaceNotSatisfied
+from pegboard.interfaces.checkpoint import CheckpointSource
+from pegboard.interfaces.drafter import BuildLayers, DrafterContext, DraftUnit
+from pegboard.interfaces.kernel import Kernel
+from pegboard.interfaces.model import ModelShape
+from pegboard.plugins.composition import Composition, ModelPlan, Part
+
+if TYPE_CHECKING:
+    import torch
+
+    from pegboard.runner.draft_unit import DrafterModels
+    from pegboard.runner.model_unit import UnitParts
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerDrafterContext(DrafterContext):
+    """The context of a worker's drafter.
+
+    Attributes:
+        drafter: whose.
+        models: what it will use once weights are loaded.
+        target: what the target's unit is made of.
+        plan, parts: its own model, and what that is made of; None: it has none.
+    """
+
+    drafter: Part
+    models: DrafterModels
+    target: UnitParts
+    plan: ModelPlan | None
+    parts: UnitParts | None
+
+    def unit(
+        self, shape: ModelShape, build: BuildLayers, source: CheckpointSource | None = None
+    ) -> DraftUnit:
+        plan, parts = self._planned()
+        if "model" in plan.parts:
+            raise self._refused("makes layers of its own", "describe answered the registry's")
+        if shape != plan.shape:
+            raise self._refused("makes layers of another shape", "the one that describe answered")
+        if source is not None:
+            parts.source.close()
+        return self.models.make(replace(parts, build=build, source=source or parts.source))
+
+    def load_model(self, ref: str, quantizer: str = "auto") -> DraftUnit:
+        plan, parts = self._planned()
+        if "model" not in plan.parts:
+            raise self._refused("loads a model", "describe answered a shape of its own")
+        if ref != self.model:
+            raise self._refused(f"loads model {ref!r}", f"drafter.model: {self.model}")
+        chosen = plan.parts["quantizer"].name
+        if quantizer not in ("auto", chosen):
+            raise self._refused(f"loads its model by quantizer {quantizer!r}", f"auto, {chosen}")
+        return self.models.make(parts)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self.models.target.embed(token_ids)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.models.target.logits(hidden)
+
+    def kernel(self, operation: str, weight_format: str = "float") -> Kernel:
+        for parts in (self.target, self.parts):
+            if parts is None:
+                continue
+            found = parts.kernels.get(operation)
+            if operation == "linear":
+                found = parts.linear_kernels.get(weight_format)
+            if found is not None:
+                return found
+        raise self._refused(
+            f"asks for a kernel of {operation} on {weight_format} weights",
+            f"linear on {', '.join(self.target.linear_kernels)}; {', '.join(self.target.kernels)}",
+        )
+
+    def _planned(self) -> tuple[ModelPlan, UnitParts]:
+        """Its model, if it may be made now."""
+        if self.plan is None or self.parts is None:
+            raise self._refused("makes a model", "what its manifest's describe answers: none")
+        if self.models.unit is not None:
+            raise self._refused("makes a second model", "one")
+        return self.plan, self.parts
+
+    def _refused(self, was: str, allowed: str) -> InterfaceNotSatisfied:
+        origin = self.drafter.origin
+        return InterfaceNotSatisfied(
+            origin.plugin,
+            f"drafter {self.drafter.name!r} {was}",
+            origin=str(origin),
+            allowed=allowed,
+            fix=origin.remedy,
+        )
+
+
+def drafter_context(
+    composition: Composition, models: DrafterModels, target: UnitParts, own: UnitParts | None
+) -> WorkerDrafterContext:
+    """The context of a composition's drafter."""
+    return WorkerDrafterContext(
+        composition.num_speculative_tokens,
+        target.shape.vocab_size,
+        composition.max_num_seqs,
+        composition.max_model_len,
+        composition.draft_model,
+        composition.dtype,
+        target.device,
+        composition.num_threads,
+        target.shape,
+        None if own is None else composition.plan(own.name).facts,
+        drafter=composition.parts["drafter"],
+        models=models,
+        target=target,
+        plan=None if own is None else composition.plan(own.name),
+        parts=own,
+    )

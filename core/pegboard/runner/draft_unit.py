@@ -1,0 +1,181 @@
+"""What a drafter uses of its worker: a model of its own, and the target's embedding and head."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pegboard.errors import EngineError
+from pegboard.interfaces.attention import AttentionBatch
+from pegboard.interfaces.drafter import DraftSlots, DraftUnit, UnitTokens
+from pegboard.interfaces.model import Model
+from pegboard.runner.model_unit import ModelUnit, UnitParts, Units
+from pegboard.runner.rows import Rows
+from pegboard.step import Bool, Int32
+
+Int64 = NDArray[np.int64]
+
+
+class DrafterModels:
+    """The models that a drafter uses, once the worker has started.
+
+    Attributes:
+        unit: its own; None: it has none.
+        groups: the numbers of that model's KV groups.
+    """
+
+    def __init__(self, slots: DraftSlots) -> None:
+        """
+        Args:
+            slots: what is set aside past a row's last known token.
+        """
+        self.unit: RunningDraftUnit | None = None
+        self.groups = range(0)
+        self._slots = slots
+        self._target: Model | None = None
+
+    def make(self, parts: UnitParts) -> DraftUnit:
+        """Makes its own model, not loaded yet."""
+        self.unit = RunningDraftUnit(parts)
+        return self.unit
+
+    def bind(self, units: Units, rows: Rows) -> None:
+        """The worker has started."""
+        self._target = units.target.model
+        self._rows = rows
+        if self.unit is not None:
+            own = units.by_name[self.unit.parts.name]
+            self.groups = units.numbers(own)
+            self.unit.bind(own, rows, self.groups)
+
+    def begin(self, rows: Int32, num_observed: Int64, propose: Int32) -> None:
+        """A step is observed: its rows, the tokens observed of each so far, and the nodes asked for."""
+        if self.unit is not None:
+            past = [self._slots.past(num_nodes) for num_nodes in propose.tolist()]
+            known = self._rows.num_known[rows] + past
+            self.unit.begin(rows, np.where(propose > 0, known, num_observed))
+
+    @property
+    def target(self) -> Model:
+        """The target.
+
+        Raises:
+            EngineError: its weights are not loaded.
+        """
+        if self._target is None:
+            raise EngineError("the target's weights are not loaded yet")
+        return self._target
+
+
+class RunningDraftUnit(DraftUnit):
+    """A unit over the rows of the worker, within the slots that were set aside for it.
+
+    Attributes:
+        parts: what it is made of.
+    """
+
+    def __init__(self, parts: UnitParts) -> None:
+        self.parts = parts
+        self._unit: ModelUnit | None = None
+
+    def bind(self, unit: ModelUnit, rows: Rows, groups: range) -> None:
+        """The worker has started.
+
+        Args:
+            unit: the loaded model.
+            rows: the worker's tables.
+            groups: the numbers of the unit's KV groups.
+        """
+        self._unit, self._rows, self._groups = unit, rows, groups
+        self._num_slots: Int64 = np.zeros(len(rows.num_known), np.int64)
+
+    def begin(self, rows: Int32, num_slots: Int64) -> None:
+        """A step is observed: its rows, and the slots that each has."""
+        self._num_slots[:] = 0
+        self._num_slots[rows] = num_slots
+
+    def forward(self, tokens: UnitTokens, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        unit = self._running()
+        self._check(tokens)
+        batch = self._batch(unit, tokens)
+        if isinstance(unit.layers, Model):
+            if hidden is not None:
+                raise EngineError("a model of the registry takes no hidden states beside token ids")
+            return unit.forward(tokens.token_ids, batch)[0]
+        unit.parts.attention.prepare(batch)
+        return unit.layers(tokens.token_ids, batch.positions, hidden)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._running().model.logits(hidden)
+
+    def _running(self) -> ModelUnit:
+        if self._unit is None:
+            raise EngineError("the drafter's model is not loaded yet")
+        return self._unit
+
+    def _check(self, tokens: UnitTokens) -> None:
+        counts = np.diff(tokens.offsets)
+        if len(counts) != len(tokens.rows) or (counts < 0).any() or not len(counts):
+            raise EngineError("a drafter's tokens: rows and offsets disagree")
+        if {int(tokens.offsets[0]), int(tokens.offsets[-1]) - len(tokens.token_ids)} != {0}:
+            raise EngineError("a drafter's tokens: offsets and token ids disagree")
+        ends = tokens.num_computed + counts
+        wrong = (tokens.num_computed < 0) | (ends > self._num_slots[tokens.rows])
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            row = int(tokens.rows[at])
+            raise EngineError(
+                f"a drafter's tokens of row {row} take slots {tokens.num_computed[at]} to {ends[at]};"
+                f" set aside: {self._num_slots[row]}"
+            )
+
+    def _batch(self, unit: ModelUnit, tokens: UnitTokens) -> AttentionBatch:
+        starts = tokens.offsets.astype(np.int64)
+        num_computed = tokens.num_computed.astype(np.int64)
+        counts = np.diff(starts)
+        owner = np.repeat(np.arange(len(counts)), counts)
+        local = np.arange(len(owner)) - starts[owner]
+        depths, ancestors = local, None
+        if tokens.parents is not None and (tokens.parents != local - 1).any():
+            if not self.parts.masks_trees:
+                raise EngineError(
+                    "a drafter's tokens are a tree, and its attention has no query_mask"
+                )
+            depths, ancestors = _tree(tokens.parents, local, starts[owner], int(counts.max()))
+        tables = self._rows.tables(self._groups, tokens.rows, int((num_computed + counts).max()))
+
+        def tensor(array: NDArray[np.generic]) -> torch.Tensor:
+            return torch.from_numpy(array).to(unit.device)
+
+        return AttentionBatch(
+            positions=tensor(num_computed[owner] + depths),
+            query_starts=torch.from_numpy(starts),
+            num_computed=torch.from_numpy(num_computed),
+            block_tables=tuple(map(tensor, tables)),
+            ancestors=None if ancestors is None else tensor(ancestors),
+        )
+
+
+def _tree(parents: Int32, local: Int64, first: Int64, width: int) -> tuple[Int64, Bool | None]:
+    """Depth of each token, and which of its row's tokens it sees.
+
+    Args:
+        parents: int32 [N], as in `UnitTokens`.
+        local, first: int64 [N], a token's number in its row, and the index of its row's first token.
+        width: most tokens of a row.
+
+    Raises:
+        EngineError: a parent that does not precede its token.
+    """
+    if len(parents) != len(local) or ((parents < -1) | (parents >= local)).any():
+        raise EngineError("a drafter's tokens: a parent must precede its token")
+    depths = np.zeros(len(local), np.int64)
+    ancestors = np.zeros((len(local), width), np.bool_)
+    for token in range(len(local)):
+        if parents[token] >= 0:
+            parent = first[token] + parents[token]
+            depths[token] = depths[parent] + 1
+            ancestors[token] = ancestors[parent]
+        ancestors[token, local[token]] = True
+    return depths, ancestors

@@ -1,0 +1,237 @@
+"""Drafters with a model of their own: what they guess is what their model says, and changes no token."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pegboard import SamplingParams
+from pegboard.interfaces.drafter import DrafterContext
+from pegboard.testing.dense_decoder import DenseDecoder
+from pegboard.testing.dict_cache import DictCache
+from pegboard.testing.invariance import (
+    Case,
+    Traces,
+    differences,
+    run_case,
+    various_params,
+    various_prompts,
+)
+from pegboard.testing.model_drafters import Branching, OneLayer, Proposal, SecondModel
+from pegboard.testing.tiny import write_tiny_model
+
+PROMPTS = various_prompts((1, 5, 30, 33), range(4, 500))
+PARAMS = various_params(len(PROMPTS))
+NUM_NODES = 5
+SHOWN = 8
+"""Proposals of each case that are compared with the formulas."""
+
+CASES = [
+    Case(batch=4),
+    Case(batch=2, chunk=7, budget=40),
+    Case(batch=7, interruptions=3, arrivals=1),
+    Case(batch=3, disorder=5, budget=24),
+]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("target") / "m", dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another model of other sizes, in whose heads the target's kernels do not fit by chance."""
+    folder = tmp_path_factory.mktemp("second") / "m"
+    sizes = {"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return write_tiny_model(folder, dtype="float64", seed=3, num_hidden_layers=3, **sizes)
+
+
+@pytest.fixture(scope="module")
+def layer(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
+    """The target's first layer again, behind a product that mixes embedding and hidden state."""
+    folder = tmp_path_factory.mktemp("layer") / "m"
+    folder.mkdir()
+    tensors = load_file(target / "model.safetensors")
+    config = json.loads((target / "config.json").read_text())
+    size = config["hidden_size"]
+    own = {name: one for name, one in tensors.items() if name.startswith("model.layers.0.")}
+    noise = torch.randn(
+        (size, 2 * size), generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
+    own["fc.weight"] = noise / (2 * size) ** 0.5
+    save_file(own, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"architectures": ["OneLayer"]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(target: Path) -> dict[str, Any]:
+    return {
+        "model": str(target),
+        "dtype": "float64",
+        "kernels": "torch",
+        "attention": "torch",
+        "max_model_len": 64,
+        "prefix_cache": "none",
+        "kv_cache": {"block_size": 4},
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(config: dict[str, Any]) -> Traces:
+    return run_case(config, Case(batch=4), PROMPTS, PARAMS)
+
+
+def dense(folder: Path) -> DenseDecoder:
+    config = json.loads((folder / "config.json").read_text())
+    return DenseDecoder(config, load_file(folder / "model.safetensors"))
+
+
+def recorded(kind: type[Any], made: list[Any]) -> Callable[[DrafterContext], Any]:
+    """The factory of a drafter that the test can look into."""
+
+    def make(context: DrafterContext) -> Any:
+        made.append(kind(context))
+        return made[-1]
+
+    make.manifest = kind.manifest  # type: ignore[attr-defined]
+    return make
+
+
+def proposals_of(
+    config: dict[str, Any],
+    kind: type[Any],
+    model: Path,
+    case: Case,
+    expected: Traces,
+    params: Sequence[SamplingParams] = PARAMS,
+    **objects: Any,
+) -> list[Proposal]:
+    """Some of what a drafter proposes in a case, whose tokens are the ones expected."""
+    made: list[Any] = []
+    drafting = {"drafter": {"model": str(model), "num_speculative_tokens": NUM_NODES}}
+    factory = recorded(kind, made)
+    got = run_case(config | drafting, case, PROMPTS, params, drafter=factory, **objects)
+    assert differences(expected, got, 1e-5) == []
+    proposals = [one for one in made[0].proposals if one.token_ids]
+    assert len(proposals) >= SHOWN
+    return random.Random(1).sample(proposals, SHOWN)
+
+
+def check_second(proposals: Sequence[Proposal], model: DenseDecoder) -> None:
+    """Each node is the most likely token after those before it, by the second model alone."""
+    for one in proposals:
+        logits, _ = model.forward([*one.known, *one.token_ids])
+        last = len(one.known) - 1
+        assert one.token_ids == tuple(logits[last:-1].argmax(dim=1).tolist())
+        assert one.parents == tuple(range(-1, len(one.token_ids) - 1))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_second_model_drafts_what_it_would_say_alone(
+    config: dict[str, Any], second: Path, expected: Traces, case: Case
+) -> None:
+    proposals = proposals_of(config, SecondModel, second, case, expected)
+    check_second(proposals, dense(second))
+
+
+def test_its_kv_is_served_by_a_prefix_cache_with_the_targets(
+    config: dict[str, Any], second: Path, expected: Traces
+) -> None:
+    case = Case(batch=2, arrivals=1)
+    config = {key: value for key, value in config.items() if key != "prefix_cache"}
+    proposals = proposals_of(config, SecondModel, second, case, expected, prefix_cache=DictCache)
+    check_second(proposals, dense(second))
+
+
+def test_a_pool_that_is_too_small_for_all_drafts_changes_no_token(
+    config: dict[str, Any], second: Path, expected: Traces
+) -> None:
+    case = Case(batch=6, pool=230_000)
+    proposals = proposals_of(config, SecondModel, second, case, expected)
+    check_second(proposals, dense(second))
+
+
+def test_the_target_as_its_own_drafter_is_always_right(
+    config: dict[str, Any], target: Path, expected: Traces
+) -> None:
+    greedy = [SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)] * len(PROMPTS)
+    alone = run_case(config, Case(batch=4), PROMPTS, greedy)
+    proposals = proposals_of(config, SecondModel, target, Case(batch=4), alone, greedy)
+    texts = [(*PROMPTS[number], *trace.tokens) for (number, _), trace in alone.items()]
+    for one in proposals:
+        come = next(text for text in texts if text[: len(one.known)] == one.known)
+        following = come[len(one.known) : len(one.known) + len(one.token_ids)]
+        assert one.token_ids[: len(following)] == following
+
+
+@pytest.mark.parametrize("kind", [OneLayer, Branching])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_layer_over_the_targets_states_drafts_what_its_formulas_say(
+    config: dict[str, Any],
+    target: Path,
+    layer: Path,
+    expected: Traces,
+    kind: type[OneLayer],
+    case: Case,
+) -> None:
+    proposals = proposals_of(config, kind, layer, case, expected)
+    formulas = LayerFormulas(target, layer)
+    for one in proposals:
+        assert (one.token_ids, one.parents) == formulas.nodes(
+            one.known, len(one.token_ids), kind.width
+        )
+
+
+class LayerFormulas:
+    """`OneLayer` over whole texts, in float64: each path of a tree by itself."""
+
+    def __init__(self, target: Path, layer: Path) -> None:
+        self.target = dense(target)
+        self.tensors = load_file(target / "model.safetensors")
+        self.config = json.loads((target / "config.json").read_text())
+        own = load_file(layer / "model.safetensors")
+        self.fc = own.pop("fc.weight")
+        self.layer = DenseDecoder(self.config, own)
+
+    def nodes(
+        self, known: Sequence[int], num_nodes: int, width: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        features = self._features(known[:-1])
+        inputs = self._inputs(known[1:], features)
+        token_ids: list[int] = []
+        parents: list[int] = []
+        # Of each node whose children are wanted: the inputs up to it, and the state after it.
+        open_nodes = [(-1, inputs, self.layer.layer(0, inputs)[-1])]
+        while open_nodes:
+            parent, before, state = open_nodes.pop(0)
+            logits = state @ self.tensors["lm_head.weight"].T
+            for token in logits.float().topk(width).indices.tolist():
+                if len(token_ids) == num_nodes:
+                    return tuple(token_ids), tuple(parents)
+                token_ids.append(token)
+                parents.append(parent)
+                rows = torch.cat((before, self._inputs([token], state[None])))
+                after = self.layer.layer(0, rows)[-1]
+                open_nodes.append((len(token_ids) - 1, rows, after))
+        raise AssertionError("a tree has no end of its own")
+
+    def _features(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """The target's states after the final norm."""
+        _, taps = self.target.forward(token_ids)
+        last = self.config["num_hidden_layers"] - 1
+        hidden = self.target.layer(last, taps[last])
+        root = (hidden.pow(2).mean(-1, keepdim=True) + self.config["rms_norm_eps"]).sqrt()
+        return hidden / root * self.tensors["model.norm.weight"]
+
+    def _inputs(self, token_ids: Sequence[int], features: torch.Tensor) -> torch.Tensor:
+        embedded = self.tensors["model.embed_tokens.weight"][list(token_ids)]
+        return torch.cat((embedded, features), dim=1) @ self.fc.T
