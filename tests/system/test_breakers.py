@@ -73,7 +73,7 @@ DRAFTER = """# /// pegboard
 # name = "broken"
 # [[provides]]
 # interface = "drafter"
-# version = 0
+# version = 1
 # name = "broken"
 # summary = "Raises in its third step"
 # ///

@@ -236,7 +236,7 @@ def test_taps_that_do_not_exist_are_refused_before_weights_load(
         Engine(config | drafting("Tapping"), drafter=Tapping({}, 1.0))
     named = taps[-1] if isinstance(taps, tuple) and isinstance(taps[-1], int) else taps
     assert f"drafter 'Tapping' wants taps: {named!r}" in str(caught.value)
-    assert "allowed: layers 0 to 1 of the model, and -1" in str(caught.value)
+    assert "allowed: layers 0 to 1 of the model, -1" in str(caught.value)
 
 
 def _raising(error: BaseException) -> property:
@@ -251,8 +251,8 @@ def _raising(error: BaseException) -> property:
     [
         (_raising(ZeroDivisionError("no")), "reading its taps failed: ZeroDivisionError: no"),
         (_raising(Panic()), "reading its taps failed: Panic"),
-        (property(lambda _: itertools.count()), "wants taps: 2; allowed"),
-        (property(lambda _: itertools.repeat(0)), "wants more than 3 taps"),
+        (property(lambda _: itertools.count()), "wants taps: 3; allowed"),
+        (property(lambda _: itertools.repeat(0)), "wants more than 4 taps"),
     ],
     ids=["raises", "panics", "counts", "repeats"],
 )

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from pegboard import SamplingParams
-from pegboard.interfaces.drafter import DrafterContext
+from pegboard.interfaces.drafter import DrafterContext, Observation, UnitTokens
 from pegboard.testing.dense_decoder import DenseDecoder
 from pegboard.testing.dict_cache import DictCache
 from pegboard.testing.invariance import (
@@ -50,7 +51,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another model of other sizes, in whose heads the target's kernels do not fit by chance."""
     folder = tmp_path_factory.mktemp("second") / "m"
-    sizes = {"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes: dict[str, Any] = {"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
     return write_tiny_model(folder, dtype="float64", seed=3, num_hidden_layers=3, **sizes)
 
 
@@ -191,6 +192,77 @@ def test_a_layer_over_the_targets_states_drafts_what_its_formulas_say(
         )
 
 
+Fault = Callable[[SecondModel, Observation], Any]
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+def _past_its_slots(drafter: SecondModel, seen: Observation) -> Any:
+    """Writes to blocks that are another row's."""
+    row, length = seen.rows[:1], len(drafter.rows[int(seen.rows[0])])
+    ids = torch.zeros(NUM_NODES + 2, dtype=torch.int64)
+    tokens = UnitTokens(row, np.array([0, len(ids)], np.int32), np.array([length], np.int32), ids)
+    return drafter.unit.forward(tokens)
+
+
+def _in_a_row_of_no_step(drafter: SecondModel, seen: Observation) -> Any:
+    row = np.array([99], np.int32)
+    offsets, ids = np.array([0, 1], np.int32), torch.zeros(1, dtype=torch.int64)
+    return drafter.unit.forward(UnitTokens(row, offsets, np.array([0], np.int32), ids))
+
+
+def _parents_that_do_not_precede(drafter: SecondModel, seen: Observation) -> Any:
+    offsets, ids = np.array([0, 1], np.int32), torch.zeros(1, dtype=torch.int64)
+    start, parents = seen.positions[:1], np.array([0], np.int32)
+    return drafter.unit.forward(UnitTokens(seen.rows[:1], offsets, start, ids, parents))
+
+
+def _tokens_that_its_model_has_not(drafter: SecondModel, seen: Observation) -> Any:
+    ids = torch.full((1,), 10**6, dtype=torch.int64)
+    offsets = np.array([0, 1], np.int32)
+    return drafter.unit.forward(UnitTokens(seen.rows[:1], offsets, seen.positions[:1], ids))
+
+
+FAULTS: dict[str, Fault] = {
+    "raises": lambda drafter, seen: _raise(ValueError("no")),
+    "is out of memory": lambda drafter, seen: _raise(torch.OutOfMemoryError("no")),
+    "answers something else": lambda drafter, seen: None,
+    "writes past its slots": _past_its_slots,
+    "writes to a row of no step": _in_a_row_of_no_step,
+    "gives parents that do not precede": _parents_that_do_not_precede,
+    "gives tokens that its model has not": _tokens_that_its_model_has_not,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_model_drafter_that_errs_is_cut_off_and_requests_go_on(
+    config: dict[str, Any], second: Path, expected: Traces, fault: str
+) -> None:
+    class Erring(SecondModel):
+        num_calls = 0
+
+        def guess(self, seen: Observation) -> Any:
+            self.num_calls += 1
+            if self.num_calls == 3:
+                return FAULTS[fault](self, seen)
+            return super().guess(seen)
+
+    made: list[Any] = []
+    drafting = {"drafter": {"model": str(second), "num_speculative_tokens": NUM_NODES}}
+    got = run_case(
+        config | drafting,
+        Case(batch=3, chunk=9),
+        PROMPTS,
+        PARAMS,
+        may_be_cut_off=["drafter"],
+        drafter=recorded(Erring, made),
+    )
+    assert made[0].num_calls == 3
+    assert differences(expected, got, 1e-5) == []
+
+
 class LayerFormulas:
     """`OneLayer` over whole texts, in float64: each path of a tree by itself."""
 
@@ -230,7 +302,8 @@ class LayerFormulas:
         last = self.config["num_hidden_layers"] - 1
         hidden = self.target.layer(last, taps[last])
         root = (hidden.pow(2).mean(-1, keepdim=True) + self.config["rms_norm_eps"]).sqrt()
-        return hidden / root * self.tensors["model.norm.weight"]
+        features: torch.Tensor = hidden / root * self.tensors["model.norm.weight"]
+        return features
 
     def _inputs(self, token_ids: Sequence[int], features: torch.Tensor) -> torch.Tensor:
         embedded = self.tensors["model.embed_tokens.weight"][list(token_ids)]

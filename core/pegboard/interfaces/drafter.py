@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pegboard.interfaces.kernel import Kernel
 from pegboard.interfaces.model import ModelShape
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import torch
 
     from pegboard.interfaces.checkpoint import CheckpointFacts, CheckpointSource
-    from pegboard.models.layers import LayerBuilder
 
 VERSION = 1
 
@@ -127,8 +126,9 @@ class OwnLayers(Protocol):
         ...
 
 
-BuildLayers = Callable[["LayerBuilder"], OwnLayers]
-"""Makes layers of one's own; `LayerBuilder` reads the tensors that their shape names."""
+BuildLayers = Callable[[Any], OwnLayers]
+"""Makes layers of one's own of a `models.layers.LayerBuilder`, which reads the tensors that their shape
+names."""
 
 
 @dataclass(frozen=True)

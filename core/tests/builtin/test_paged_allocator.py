@@ -236,7 +236,7 @@ def test_a_window_bounds_what_a_long_sequence_needs() -> None:
 
 def test_a_far_reserve_does_not_fill_a_window_group() -> None:
     pool, _ = _pool(101, 5, shapes=[(4, None), (4, WINDOW)])
-    assert pool.grow(1, 4, lookahead=(390,)) is not None
+    assert pool.grow(1, 4, lookahead=(390, 390)) is not None
     assert [entry.held for entry in pool.ledger()] == [99, 2]
 
 

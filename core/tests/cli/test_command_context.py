@@ -33,8 +33,8 @@ def test_a_loaded_model_computes_the_logits_and_hidden_states_of_transformers(mo
             loaded.forward([])
         with pytest.raises(RequestError, match="100000 tokens; allowed: 1 to"):
             loaded.forward([1] * 100_000)
-        with pytest.raises(RequestError, match=r"taps: \[-2, 2\]; allowed: -1 to 1"):
-            loaded.forward([1], taps=(-2, 0, 2))
+        with pytest.raises(RequestError, match=r"taps: \[-2, 3\]; allowed: -1 to 2"):
+            loaded.forward([1], taps=(-2, 0, 3))
     finally:
         loaded.close()
         loaded.close()

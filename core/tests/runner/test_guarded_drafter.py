@@ -197,4 +197,4 @@ def test_a_step_with_taps_that_do_not_exist_is_refused(make_host: Any) -> None:
     host = make_host()
     host.admit(0, PROMPTS[0])
     with pytest.raises(EngineError, match=r"taps \[3, -2\]; allowed: -1 to 2"):
-        host.step({0: 1}, taps=(0, 2, -2))
+        host.step({0: 1}, taps=(0, 3, -2))

@@ -1,0 +1,175 @@
+"""What a drafter's model is planned as, and what is refused before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from pegboard import Config
+from pegboard.compose import Prepared, prepare
+from pegboard.compose.making import Maker, parts_of
+from pegboard.compose.worker import worker_parts
+from pegboard.errors import CompositionRefused, InterfaceNotSatisfied
+from pegboard.interfaces.drafter import DrafterContext, DrafterFacts, DraftSlots
+from pegboard.plugins.loader import load_plugins
+from pegboard.testing import model_drafters
+from pegboard.testing.model_drafters import SecondModel
+from pegboard.testing.tiny import write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("target") / "m")
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("draft") / "m"
+    return write_tiny_model(folder, seed=1, num_hidden_layers=1, num_key_value_heads=5)
+
+
+Drafted = Callable[..., Prepared]
+
+
+@pytest.fixture
+def drafted(target: Path, draft: Path) -> Drafted:
+    """(kind=SecondModel, **changes of the section drafter) -> what is prepared."""
+
+    def make(kind: type[Any] = SecondModel, **drafter: Any) -> Prepared:
+        config = {
+            "model": str(target),
+            "max_model_len": 64,
+            "scheduler": {"max_num_seqs": 4},
+            "drafter": {"model": str(draft), **drafter},
+        }
+        return prepare(Config.from_values(config), drafter=kind)
+
+    return make
+
+
+def start(prepared: Prepared) -> None:
+    """Makes a worker's parts."""
+    maker = Maker(load_plugins(prepared.composition.manifests), parts_of(prepared.objects)[1])
+    worker_parts(prepared.composition, maker, lambda name: None)
+
+
+def test_planner_and_ledger_count_its_weights_groups_and_blocks(
+    drafted: Drafted, target: Path
+) -> None:
+    found = drafted()
+    plain = prepare(Config.from_values({"model": str(target), "max_model_len": 64}))
+    names = [entry.name for entry in found.ledger.entries]
+    for line in ("draft: weights: embedding", "draft: weights: layers", "draft: weights: head"):
+        assert line in names
+    assert sum(name.startswith("draft: KV: ") for name in names) == 1
+    assert [group.model for group in found.composition.groups] == ["target", "draft"]
+    own, theirs = found.ledger.num_blocks
+    assert theirs >= own  # it has room for the slots past the last known token too
+    assert found.ledger.total_bytes > plain.ledger.total_bytes
+    assert found.composition.fingerprint != plain.composition.fingerprint
+    start(found)
+
+
+@pytest.mark.parametrize(
+    ("facts", "drafter", "reason"),
+    [
+        (DrafterFacts(taps=(3,)), {}, "wants taps [3]; allowed: -1 to 2"),
+        (DrafterFacts(shape="registry"), {"model": None}, "needs a model; fix: name drafter.model"),
+        (DrafterFacts(shape="registry"), {"model": "/does/not/exist"}, "drafter.model: "),
+        (
+            DrafterFacts(shape="registry", quantizer="nobody"),
+            {},
+            "no installed plugin provides 'nobody'",
+        ),
+    ],
+    ids=["taps", "no model", "no such model", "no such quantizer"],
+)
+def test_what_it_cannot_have_is_refused_at_once(
+    drafted: Drafted,
+    monkeypatch: pytest.MonkeyPatch,
+    facts: DrafterFacts,
+    drafter: dict[str, Any],
+    reason: str,
+) -> None:
+    monkeypatch.setattr(model_drafters, "describe_second_model", lambda *asked: facts)
+    with pytest.raises(Exception) as caught:  # of the kind that the reason has
+        drafted(**drafter)
+    assert reason in str(caught.value)
+
+
+def test_another_vocabulary_needs_a_map(
+    drafted: Drafted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_tiny_model(tmp_path / "m", vocab_size=300)
+    with pytest.raises(CompositionRefused, match="has 300 tokens and the target 517"):
+        drafted(model=str(other))
+    facts = DrafterFacts(shape="registry", maps_vocabulary=True)
+    monkeypatch.setattr(model_drafters, "describe_second_model", lambda *asked: facts)
+    drafted(model=str(other))
+
+
+def test_its_tensors_are_checked_as_the_targets(drafted: Drafted, tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CompositionRefused, match=r"tensor 'model.norm.weight' is missing"):
+        drafted(model=str(folder))
+
+
+class Idle(SecondModel):
+    def __init__(self, context: DrafterContext) -> None:
+        pass
+
+
+class Twice(SecondModel):
+    def __init__(self, context: DrafterContext) -> None:
+        super().__init__(context)
+        context.load_model(str(context.model))
+
+
+class Elsewhere(SecondModel):
+    def __init__(self, context: DrafterContext) -> None:
+        context.load_model("somewhere/else")
+
+
+class Own(SecondModel):
+    def __init__(self, context: DrafterContext) -> None:
+        assert context.target_shape is not None
+        context.unit(context.target_shape, lambda builder: lambda ids, positions, hidden: ids)
+
+
+class Kernels(SecondModel):
+    def __init__(self, context: DrafterContext) -> None:
+        super().__init__(context)
+        assert context.kernel("linear") and context.kernel("rms_norm")
+        context.kernel("linear", "a format that nobody has")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Idle, "describes a model and makes none"),
+        (Twice, "makes a second model"),
+        (Elsewhere, "loads model 'somewhere/else'"),
+        (Own, "makes layers of its own"),
+        (Kernels, "asks for a kernel of linear"),
+    ],
+)
+def test_what_it_makes_is_what_it_described(drafted: Drafted, kind: type[Any], reason: str) -> None:
+    kind.manifest = SecondModel.manifest
+    with pytest.raises(InterfaceNotSatisfied, match=reason):
+        start(drafted(kind))
+
+
+def test_a_model_that_was_not_described_is_refused(
+    drafted: Drafted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = DrafterFacts(slots=DraftSlots())
+    monkeypatch.setattr(model_drafters, "describe_second_model", lambda *asked: facts)
+    with pytest.raises(InterfaceNotSatisfied, match="makes a model; allowed: what its manifest"):
+        start(drafted())
