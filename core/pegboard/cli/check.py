@@ -150,12 +150,17 @@ def _notes(composition: Composition) -> list[str]:
 
 
 def _draft_notes(composition: Composition) -> list[str]:
-    if composition.target.masks_trees or not composition.num_speculative_tokens:
-        return []
-    attention = composition.target.parts["attention"].name
-    return [
-        f"drafter: trees are cut to their first path: attention {attention!r} has no query_mask"
+    notes = [
+        f"drafter: its model is {plan.facts.path} ({plan.shape.architecture}), read by quantizer"
+        f" {plan.parts['quantizer'].name!r}"
+        for plan in composition.models[1:]
     ]
+    attention = composition.target.parts["attention"].name
+    if composition.num_speculative_tokens and not composition.target.masks_trees:
+        notes.append(
+            f"drafter: trees are cut to their first path: attention {attention!r} has no query_mask"
+        )
+    return notes
 
 
 def inputs_of(weight_format: str) -> str:

@@ -16,6 +16,7 @@ from pegboard.compose.inspecting import inspect_drafter, inspected_model
 from pegboard.compose.making import parts_of
 from pegboard.config import Config
 from pegboard.errors import (
+    CheckpointError,
     CompositionRefused,
     ConfigError,
     DuplicateName,

@@ -338,8 +338,9 @@ def test_an_engine_counts_what_it_did(tiny: Path, name: str) -> None:
     prompts = [(*shared, 40 + i) for i in range(8)]
     params = [SamplingParams(max_tokens=14, ignore_eos=True, seed=i, n=1 + i % 2) for i in range(8)]
     config = {"model": str(tiny), "threads": 1, "kv_cache": {"block_size": 8}}
-    config["prefix_cache"] = "none"  # unless the case brings one
-    plain = run_case(config, Case(batch=3), prompts, params)
+    plain = run_case({**config, "prefix_cache": "none"}, Case(batch=3), prompts, params)
+    if not CASES[name].cached:
+        config["prefix_cache"] = "none"
     metrics, recorder = MetricsObserver(CONTEXT), Recorder()
     traces = run_case(
         config, CASES[name], prompts, params, known=plain, observer=[metrics, recorder]
