@@ -1,4 +1,4 @@
-"""A debug mode: whether the KV of a block is still what it was when the block was filled."""
+"""A debug mode: looks for blocks whose KV has changed since they were filled."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pegboard.interfaces.executor import Executor
 from pegboard.interfaces.prefix_cache import Hit
 
 QUESTION = "block_checksums"
-"""What the workers are asked, with a group and its blocks: a number for each block."""
+"""The question to the workers, with a group and blocks of it. The answer is a number for each block."""
 
 
 class BlockChecksums:
-    """Compares the checksums of known blocks with what the workers that hold them say now.
+    """Compares the checksums of known blocks with new ones, which the workers compute.
 
     A block that has changed is not served again before it is handed out anew; `on_change` is told.
     """
@@ -28,18 +28,18 @@ class BlockChecksums:
     def note(self, group: int, blocks: Sequence[int]) -> None:
         """These blocks have just been filled."""
         for block, checksum in zip(blocks, self._ask(group, blocks), strict=True):
-            self._known.row(group, block).checksum = checksum
+            self._known.get(group, block).checksum = checksum
 
     def distrusts(self, hit: Hit) -> bool:
         """Whether a block of the hit was found changed; 0: the window does without it."""
         return any(
-            block and self._known.row(group, block).has_changed
+            block and self._known.get(group, block).has_changed
             for group, blocks in enumerate(hit.blocks)
             for block in blocks
         )
 
     def confirm(self, blocks: Sequence[Sequence[int]]) -> bool:
-        """Asks the workers whether the blocks, a group, hold what they held."""
+        """Asks the workers whether the KV of the blocks, a group, is unchanged."""
         changed = [
             (group, block)
             for group, ids in enumerate(blocks)
@@ -53,9 +53,9 @@ class BlockChecksums:
         changed = []
         held = [block for block in blocks if block]
         for block, checksum in zip(held, self._ask(group, held), strict=True):
-            row = self._known.row(group, block)
-            if row.checksum != checksum:
-                row.has_changed = True
+            known = self._known.get(group, block)
+            if known.checksum != checksum:
+                known.has_changed = True
                 changed.append(block)
         return changed
 

@@ -1,4 +1,4 @@
-"""Beginnings that are being computed right now: who had better wait for them."""
+"""Beginnings that are being computed right now, for which other sequences had better wait."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MIN_TOKENS = 32
 
 
 class ComingPrefixes:
-    """The sequences that compute known tokens in a step, and what others may hope for from them.
+    """The sequences that compute known tokens in a step, whose blocks others may begin with.
 
-    Nobody waits for ever: what is hoped for is computed by a sequence that runs, and is known, or
-    lost, once that one is past it.
+    Nobody waits for ever: a running sequence computes the awaited tokens, and once it is past them
+    their blocks are known or lost.
 
     Args:
-        computing: those sequences, and where each starts.
+        computing: those sequences, and the token at which each starts.
         preempted: see `Forks.parent`.
     """
 
@@ -33,11 +33,11 @@ class ComingPrefixes:
         self._computing = {seq.seq_id: (seq, start) for seq, start in computing}
 
     def add(self, seq: Sequence, start: int) -> None:
-        """It computes from `start` on."""
+        """Adds a sequence that computes from token `start` on."""
         self._computing[seq.seq_id] = (seq, start)
 
     def discard(self, seq_id: int) -> None:
-        """It was preempted."""
+        """Drops a preempted sequence."""
         self._computing.pop(seq_id, None)
 
     def serve(self, seq: Sequence) -> bool:

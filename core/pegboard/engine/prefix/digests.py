@@ -1,4 +1,4 @@
-"""Digests of a sequence's first blocks: what a block must hold to be its own."""
+"""Digests of a sequence's first blocks, by which a block with the same content is found."""
 
 from __future__ import annotations
 

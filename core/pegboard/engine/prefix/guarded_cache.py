@@ -1,4 +1,4 @@
-"""A prefix cache behind a breaker: engine and allocator hear only what can be true."""
+"""A prefix cache behind a breaker: its answers are checked before engine and allocator get them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Blocks = Sequence[Sequence[int]]
 
 
 class GuardedCache(PrefixCache):
-    """Asks a cache and checks its answers; while that is cut off, nothing is known.
+    """Asks a cache and checks its answers; while the cache is cut off, every match is a miss.
 
-    The table says which blocks the cache references: `Prefixes` notes those that a publication brings.
-    So each of them comes back whatever the cache says, by `evict`, or all at once by `clear`.
+    The table says which blocks the cache references: `Prefixes` notes those that a publication names.
+    So each of them comes back even if the cache lies, by `evict`, or all at once by `clear`.
 
     Attributes:
         breaker: the cache's.
@@ -86,13 +86,13 @@ class GuardedCache(PrefixCache):
         self.breaker.retry(self._cache.clear)
 
     def _checked_hit(self, hit: Hit, limit: int) -> Hit:
-        """The hit, of plain integers that nobody else holds. Whether its blocks hold the tokens is for
-        the engine to find."""
+        """The hit, as plain integers that nobody else holds. `Prefixes` checks whether its blocks hold the
+        tokens."""
         try:
             num_tokens = index(hit.num_tokens)
             if num_tokens == 0:
                 return self._miss
-            # What has no length may have no end.
+            # `len` refuses iterators, which may have no end.
             blocks = tuple(tuple(map(index, ids)) for ids in hit.blocks if len(ids) <= limit)
         except INTERRUPTS:
             raise
@@ -105,7 +105,7 @@ class GuardedCache(PrefixCache):
     def _checked_names(
         self, answer: Sequence[tuple[int, int]], blocks: Blocks
     ) -> list[tuple[int, int]]:
-        """The references that a publication brought: to blocks that it was given, each for once."""
+        """The references that a publication brought: to blocks that were published, each once."""
         try:
             new = [(index(group), index(block)) for group, block in answer] if len(answer) else []
         except INTERRUPTS:
@@ -157,5 +157,5 @@ class GuardedCache(PrefixCache):
         return evicted
 
     def _victims(self, group: int, num_blocks: int, evictable: Callable[[int], bool]) -> list[int]:
-        """Blocks that only the cache references, whatever it would give up."""
+        """Blocks that only the cache references; the cache is not asked."""
         return list(islice(filter(evictable, self.known.cached(group)), num_blocks))

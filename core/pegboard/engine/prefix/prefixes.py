@@ -1,4 +1,4 @@
-"""Between prefix cache and allocator: which blocks a sequence can begin with, and which to name."""
+"""Beginnings of sequences, between prefix cache and allocator: adopts known blocks, and names new ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pegboard.interfaces.prefix_cache import Hit, Prefix
 
 
 class Prefixes:
-    """Known beginnings of sequences. Without blocks that can be shared there are none; without a cache
-    that keeps any there are those of siblings alone.
+    """Known beginnings of sequences. If the allocator cannot share blocks there are none; without a cache
+    there are those of siblings only.
 
-    What the cache says is checked against the table of known blocks; a hit that does not hold is a
-    miss, and the cache's mistake.
+    A cache's hit is checked against the table of known blocks. One that does not hold counts as a miss,
+    and as the cache's mistake.
 
     Attributes:
         forks: beginnings that running siblings have.
@@ -48,8 +48,7 @@ class Prefixes:
         self._version = 0
 
     def match(self, seq: Sequence) -> Hit:
-        """What a cache would serve of a waiting sequence. Asked again, it is the same answer, until a
-        name has come or gone.
+        """The cache's hit for a waiting sequence. The answer is kept until a name comes or goes.
 
         The last token is always computed: its logits are needed. So is a prompt whose logprobs were
         asked for.
@@ -66,12 +65,12 @@ class Prefixes:
         return self.match(seq).num_tokens
 
     def reads(self, seq: Sequence) -> bool:
-        """Whether the sequence may begin with what a cache serves."""
+        """Whether the sequence may begin with a cache's blocks."""
         mode = seq.owner.request.prefix_cache
         return self._is_asked and mode != "off" and not seq.wants_prompt_logprobs
 
     def publishes(self, seq: Sequence) -> bool:
-        """Whether what the sequence computes becomes known to others as things are."""
+        """Whether the sequence's blocks will be named, as long as the cache is not cut off."""
         return self._is_asked and self._may_publish(seq)
 
     def begin_alike(self, one: Sequence, other: Sequence, num_tokens: int) -> bool:
@@ -83,8 +82,8 @@ class Prefixes:
 
     def begin(self, seq: Sequence, preempted: Container[int]) -> tuple[Hit, bool]:
         """Makes the sequence an owner that begins with the blocks of a running sibling, or with those
-        that a cache serves. What it begins with is returned, and whether it is a sibling's: after a
-        miss it is no owner yet."""
+        that a cache serves. Returns the hit, and whether it is a sibling's. After a miss the sequence
+        is no owner yet."""
         parent = self._parent(seq, preempted)
         if parent is not None:
             return self.forks.fork(parent, seq), True
@@ -104,7 +103,7 @@ class Prefixes:
         self._cache.use(_prefix(seq, seq.num_known), num_tokens)
 
     def handed_out(self, growth: Growth) -> None:
-        """New blocks will be written to: what they held is void."""
+        """New blocks will be written to: their content is void."""
         if self._cache is not None:
             self._version += self._known.hand_out(growth)
 
@@ -123,21 +122,21 @@ class Prefixes:
             self._version += len(named)
             for group, block in named:
                 if not self._known.has(group, block):
-                    # A plan that handed it out and came to nothing has dropped its row.
+                    # A plan that failed had handed it out, and so made it unknown.
                     self._fill(seq, group, blocks[group], 0)
                 self._known.cache(group, block)
                 self._blocks.retain(group, block)
         seq.num_published = full
 
     def settle(self) -> None:
-        """Between two steps: what a cache that is cut off references comes back, and it is tried again
-        when it is time."""
+        """Between two steps: takes back the blocks that a cut-off cache references, and tries it again when
+        it is time."""
         if self._cache is not None and self._cache.breaker.is_open:
             self._forget_names()
             self._cache.retry()
 
     def reset(self, running: Iterable[Sequence]) -> None:
-        """Forgets all names. What running sequences have computed so far is never named either."""
+        """Forgets all names. Blocks of sequences that run now are never named either."""
         if self._cache is None:
             return
         self._forget_names()
