@@ -6,15 +6,21 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pegboard import SamplingParams
+from pegboard import Config, SamplingParams
+from pegboard.builtin.torch_attention import TorchAttention
+from pegboard.cli.check import report
+from pegboard.compose import prepare
+from pegboard.interfaces import drafter
 from pegboard.interfaces.drafter import DrafterContext, Observation, UnitTokens
+from pegboard.interfaces.observer import Event, Observer, StepDone
+from pegboard.runner import guarded_drafter
 from pegboard.testing.dense_decoder import DenseDecoder
 from pegboard.testing.dict_cache import DictCache
 from pegboard.testing.invariance import (
@@ -261,6 +267,117 @@ def test_a_model_drafter_that_errs_is_cut_off_and_requests_go_on(
     )
     assert made[0].num_calls == 3
     assert differences(expected, got, 1e-5) == []
+
+
+def test_a_model_drafter_that_is_far_too_slow_is_cut_off(
+    config: dict[str, Any], second: Path, expected: Traces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded_drafter, "MAX_CALL_S", 0.0)
+    made: list[Any] = []
+    drafting = {"drafter": {"model": str(second), "num_speculative_tokens": NUM_NODES}}
+    got = run_case(
+        config | drafting,
+        Case(batch=3),
+        PROMPTS,
+        PARAMS,
+        may_be_cut_off=["drafter"],
+        drafter=recorded(SecondModel, made),
+    )
+    assert made[0].proposals == []
+    assert differences(expected, got, 1e-5) == []
+
+
+class NoMask(TorchAttention):
+    """Does not say that it masks trees."""
+
+    manifest: ClassVar[dict[str, Any]] = {
+        "layout": "pegboard.builtin.torch_attention_layout:layout",
+        "promises": ["window", "soft_cap"],
+    }
+
+
+@pytest.mark.parametrize(("kind", "drafts"), [(OneLayer, True), (Branching, False)])
+def test_trees_need_attention_that_masks_them(
+    config: dict[str, Any],
+    layer: Path,
+    expected: Traces,
+    kind: type[OneLayer],
+    drafts: bool,
+) -> None:
+    """Each model has a backend of its own, made by the class."""
+    made: list[Any] = []
+    config = {key: value for key, value in config.items() if key != "attention"}
+    drafting = {"drafter": {"model": str(layer), "num_speculative_tokens": NUM_NODES}}
+    got = run_case(
+        config | drafting,
+        Case(batch=3),
+        PROMPTS,
+        PARAMS,
+        may_be_cut_off=[] if drafts else ["drafter"],
+        drafter=recorded(kind, made),
+        attention=NoMask,
+    )
+    assert any(one.token_ids for one in made[0].proposals) == drafts
+    assert differences(expected, got, 1e-5) == []
+
+
+PLUGIN = f"""# /// pegboard
+# plugin = {{name = "second_model"}}
+# [[provides]]
+# interface = "drafter"
+# version = {drafter.VERSION}
+# name = "second_model"
+# summary = "A second model of the registry"
+# promises = ["draft_model"]
+# describe = "pegboard.testing.model_drafters:describe_second_model"
+# ///
+from pegboard import hookimpl
+
+
+@hookimpl
+def pegboard_drafters():
+    from pegboard.testing.model_drafters import SecondModel
+
+    return {{"second_model": SecondModel}}
+"""
+
+
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_a_plugin_brings_its_model_to_whichever_worker(
+    config: dict[str, Any], second: Path, expected: Traces, tmp_path: Path, executor: str
+) -> None:
+    file = tmp_path / "second_model.py"
+    file.write_text(PLUGIN)
+    config |= {
+        "plugins": {"load": [str(file)]},
+        "drafter": {
+            "name": "second_model",
+            "model": str(second),
+            "num_speculative_tokens": NUM_NODES,
+        },
+        "executor": executor,
+    }
+    listener = Listener()
+    got = run_case(config, Case(batch=4), PROMPTS, PARAMS, observer=[listener])
+    assert differences(expected, got, 1e-5) == []
+    assert listener.num_tried > 0
+    wanted = Config.from_values(config)
+    prepared = prepare(wanted)
+    found = report(wanted, prepared.composition, prepared.ledger)
+    assert any(note.startswith(f"drafter: its model is {second}") for note in found["notes"])
+
+
+class Listener(Observer):
+    """Counts drafts."""
+
+    num_tried = 0
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            self.num_tried += event.num_drafts_tried
+
+    def close(self) -> None:
+        pass
 
 
 class LayerFormulas:

@@ -22,7 +22,7 @@ from pegboard.interfaces.prefix_cache import Prefix
 if TYPE_CHECKING:
     import torch
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +85,5 @@ class KVTransferWorker(ABC):
 
     @abstractmethod
     def bind(self, kv: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Takes views of the KV tensors, as `AttentionBackend.bind` does."""
+        """Takes views of the KV tensors: of each KV group in turn, those of each of its layers, by the
+        names of `TensorSpec`. Several models may have a layer of the same number."""

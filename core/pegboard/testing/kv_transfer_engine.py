@@ -46,7 +46,7 @@ class ServedKV:
 
     Attributes:
         host, worker: under test.
-        kv: for each layer, its tensors by name, as `bind` gets them.
+        kv: the tensors of each layer by name, group after group, as `bind` gets them.
     """
 
     def __init__(
@@ -54,13 +54,14 @@ class ServedKV:
     ) -> None:
         self.groups = tuple(
             KVGroup(
-                tuple(range(index * LAYERS_A_GROUP, (index + 1) * LAYERS_A_GROUP)),
+                tuple(range(LAYERS_A_GROUP)),
                 num_kv_heads=1,
                 head_dim=HEAD_DIM,
                 block_size=size,
                 window=None,
                 encoding="none",
                 dtype="float32",
+                model=f"model {index}",
             )
             for index, size in enumerate(block_sizes)
         )
@@ -114,8 +115,8 @@ class ServedKV:
         assert loaded in (True, False)
         touched = {
             (layer, block)
-            for group, own in zip(self.groups, blocks, strict=True)
-            for layer in group.layers
+            for index, own in enumerate(blocks)
+            for layer in _places(index)
             for block in own
         }
         assert set(_differing(before, self.kv)) <= touched, "other blocks were written to"
@@ -151,13 +152,18 @@ class ServedKV:
     ) -> None:
         """Writes the content of the tokens into blocks, as computing them would."""
         kv = self.kv if into is None else into
-        for group, own in zip(self.groups, blocks, strict=True):
+        for index, (group, own) in enumerate(zip(self.groups, blocks, strict=True)):
             for entry, block in enumerate(own):
                 known = tuple(tokens[: (entry + 1) * group.block_size])
-                for layer in group.layers:
+                for layer in _places(index):
                     for name, tensor in kv[layer].items():
                         of = (self._fingerprint, salt, known, layer, name)
                         tensor[block] = _content(of, tensor[block])
+
+
+def _places(group: int) -> range:
+    """Where a group's layers are among those of all groups."""
+    return range(group * LAYERS_A_GROUP, (group + 1) * LAYERS_A_GROUP)
 
 
 def _zeros(group: KVGroup) -> dict[str, torch.Tensor]:

@@ -120,11 +120,10 @@ class MemoryWorker(KVTransferWorker):
         return time.monotonic() > kept.deadline
 
     def layers(self, blocks: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
-        return [
-            (layer, list(own))
-            for group, own in zip(self.groups, blocks, strict=True)
-            for layer in group.layers
+        of_groups = [
+            own for group, own in zip(self.groups, blocks, strict=True) for _ in group.layers
         ]
+        return [(place, list(own)) for place, own in enumerate(of_groups)]
 
     def copied(self, blocks: Sequence[Sequence[int]]) -> Contents:
         return [
