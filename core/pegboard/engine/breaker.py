@@ -1,4 +1,4 @@
-"""A breaker cuts a plugin off that errs, and tries it again after a pause."""
+"""A breaker cuts off a plugin that errs, and tries it again after a pause."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pegboard.errors import INTERRUPTS, MAX_REASON_LEN, reason_of
 from pegboard.interfaces.observer import BreakerChanged, ErrorHappened, Event
 
 MAX_CALL_S = 5.0
-"""Longest that one call may take: so long that a busy machine alone does not cut a plugin off."""
+"""Most seconds of one call: so many that a busy machine alone does not cut a plugin off."""
 
 FIRST_PAUSE_S = 1.0
-"""How long a plugin is cut off the first time. Each time after that it is twice as long."""
+"""Seconds for which a plugin is cut off the first time. Each later time it is twice as long."""
 
 MAX_PAUSE_S = 300.0
-"""Longest pause; and how long a plugin must have done well to begin anew with the first one."""
+"""Most seconds of a pause; after as many seconds without a mistake the next pause is the first again."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class CutOff(msgspec.Struct, frozen=True):
     Attributes:
         part: its interface.
         name: its name in the config.
-        reason: what it did.
+        reason: its mistake.
     """
 
     part: str
@@ -40,7 +40,7 @@ class CutOff(msgspec.Struct, frozen=True):
 
 
 class PluginErred(Exception):
-    """The call brought nothing that can be used; the plugin is cut off."""
+    """The call brought no usable answer; the plugin is cut off."""
 
 
 class _State(Enum):
@@ -50,7 +50,8 @@ class _State(Enum):
 
 
 class Breaker:
-    """Between the engine and one plugin: closed, it lets calls through; open, the engine does without.
+    """Stands between the engine and one plugin. Closed, it lets calls through; open, the engine does
+    without the plugin.
 
     After a pause `retry` brings the plugin back on trial: the next mistake opens the breaker for twice
     as long, and `confirm` closes it.
@@ -86,7 +87,7 @@ class Breaker:
 
     @property
     def cut_off(self) -> CutOff | None:
-        """Why the plugin is cut off; None: it is not."""
+        """The reason for which the plugin is cut off; None: it is not."""
         return CutOff(self.part, self.name, self._reason) if self.is_open else None
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -113,27 +114,27 @@ class Breaker:
         return answer
 
     def mistake(self, message: str) -> PluginErred:
-        """What the plugin did breaks its contract: it is cut off. The answer is there to be raised."""
+        """The plugin broke its contract: cuts it off, and returns the error to raise."""
         if not self.is_open:
             kind = "".join(word.capitalize() for word in self.part.split("_")) + "Mistake"
             self._open(kind, message)
         return PluginErred(message)
 
     def wrong_answer(self, method: str, answer: object, allowed: str) -> PluginErred:
-        """What a method answered cannot be used: see `mistake`."""
+        """An answer cannot be used: see `mistake`."""
         kind = type(answer).__name__
         return self.mistake(f"{method} answered {kind} {_shown(answer)}; allowed: {allowed}")
 
     def confirm(self) -> None:
-        """A call has brought what it should: a trial ends well."""
+        """A call has brought a good answer: a trial ends well."""
         if self._state is _State.TRIAL:
             self._state = _State.CLOSED
             self._closed_at = self._clock()
             self._news.append(BreakerChanged(self.part, self.name, False, self._reason))
 
     def retry(self, resync: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Puts a plugin that is cut off on trial once its pause is over: `resync` tells it so. Whether
-        it may be called now."""
+        """Puts a cut-off plugin on trial once its pause is over, and calls `resync` of it. Returns
+        whether the plugin may be called now."""
         if not self.is_open or self._clock() < self._until:
             return not self.is_open
         self._state = _State.TRIAL
@@ -144,7 +145,7 @@ class Breaker:
         return True
 
     def take_news(self) -> list[Event]:
-        """What observers have not been told yet."""
+        """Events that observers have not been told yet."""
         if not self._news:
             return []
         news, self._news = self._news, []

@@ -10,21 +10,21 @@ from pegboard.engine.parts import Detokenizer
 
 REPLACEMENT = "\ufffd"  # what decoders put for bytes that are no character, or not yet
 
-# Tokens decoded again before new ones. A character has four bytes at most, so after four tokens a
-# decoder's state does not depend on where the window began; and a space that decoders take from the
-# first token of a text is taken from one whose text is out already.
+# Tokens that are decoded again before new ones. A character has four bytes at most, so after four tokens
+# a decoder's state does not depend on the window's beginning. Decoders also drop a leading space of a
+# text; here they drop it from a token whose text is out already.
 CONTEXT = 4
 
 
 class Decoder(Protocol):
-    """Whatever turns ids into text."""
+    """Turns ids into text."""
 
     def decode(self, token_ids: Sequence[int], /) -> str: ...
 
 
 @runtime_checkable
 class TokenKinds(Protocol):
-    """What a decoder may say of its tokens."""
+    """Optional methods of a decoder: kinds of its tokens."""
 
     def is_skipped(self, token_id: int, /) -> bool:
         """Whether `decode` leaves the token out."""
@@ -38,7 +38,7 @@ class TokenKinds(Protocol):
 
 @runtime_checkable
 class TokenBytes(Protocol):
-    """What a decoder may offer whose tokens mean the same whatever stands around them."""
+    """Optional methods of a decoder whose tokens mean the same beside any others."""
 
     @property
     def joins_bytes(self) -> bool:
@@ -53,7 +53,7 @@ class TokenBytes(Protocol):
 
 
 def detokenizers(decoder: Decoder) -> Callable[[], Detokenizer]:
-    """Makes a detokenizer for each sequence: the quickest that is right for the decoder."""
+    """Makes a detokenizer for each sequence: the fastest that is right for the decoder."""
     if isinstance(decoder, TokenBytes) and decoder.joins_bytes:
         pieces = _Pieces(decoder)
         return lambda: ByteDetokenizer(pieces)
@@ -61,7 +61,7 @@ def detokenizers(decoder: Decoder) -> Callable[[], Detokenizer]:
 
 
 class _Pieces(dict[int, tuple[bytes, str | None]]):
-    """Of the tokens that were met so far: their bytes, and their text where that is UTF-8 by itself."""
+    """Bytes of the tokens met so far, and their texts if the bytes are UTF-8 by themselves."""
 
     def __init__(self, decoder: TokenBytes) -> None:
         self._decoder = decoder
@@ -78,9 +78,9 @@ class _Pieces(dict[int, tuple[bytes, str | None]]):
 
 
 class ByteDetokenizer:
-    """One sequence's text, where it is the UTF-8 of its tokens' bytes: nothing is decoded again.
+    """One sequence's text, if it is the UTF-8 of its tokens' bytes: no token is decoded twice.
 
-    Held back is only the beginning of a character.
+    Only the beginning of a character is held back.
 
     Args:
         pieces: each token's bytes and text; may be shared.
@@ -110,8 +110,8 @@ class ByteDetokenizer:
 class IncrementalDetokenizer:
     """One sequence's text. All that `add` and `finish` return, joined, is `decode` of all tokens.
 
-    Each `add` decodes a window of few tokens, however long the sequence is. Held back is only what
-    later tokens may still change: the beginning of a character, and a run of byte tokens.
+    Each `add` decodes a window of few tokens, however long the sequence is. Only text that later tokens
+    may change is held back: the beginning of a character, and a run of byte tokens.
 
     Args:
         decoder: `decode(ids) -> text`. It may offer `TokenKinds`; one with skipped or byte tokens
@@ -158,5 +158,5 @@ class IncrementalDetokenizer:
 
 
 def _decided(text: str) -> str:
-    """Without a last U+FFFD: it may stand for a character whose other bytes are still to come."""
+    """The text without a last U+FFFD: the other bytes of that character may still come."""
     return text.removesuffix(REPLACEMENT)

@@ -1,4 +1,4 @@
-"""What has to be left in the pool when a sequence is admitted, so that the pool does not thrash."""
+"""The blocks that must stay free when a sequence is admitted, so that the pool does not thrash."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ def has_headroom(
 ) -> bool:
     """Whether each group has a block left for each running sequence that may still ask for one.
 
-    A newcomer that takes the last blocks would be preempted by those who run as soon as they grow,
-    and its work be lost. Blocks that were set aside are room, for those who asked for them need no
-    other.
+    A newcomer that takes the last blocks would be preempted as soon as running sequences grow, and its
+    work lost. Blocks that were set aside count as room: their sequences need no others.
 
     Args:
         running: of each, the slots that it has or has reserved, and the most that it can come to.

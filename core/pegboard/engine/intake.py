@@ -1,4 +1,4 @@
-"""From a request to sequences; what cannot be honoured is refused here."""
+"""From a request to sequences. Requests that cannot be honoured are refused here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Intake:
 
         Raises:
             RequestError: it cannot be honoured.
-            RequestFailed: what a plugin made of it cannot be used.
+            RequestFailed: a plugin made unusable parameters of it.
         """
         self._check_ids(request)
         # A token that is not shown would never be found as text.
@@ -67,7 +67,7 @@ class Intake:
         return opened
 
     def _stop_tokens(self, params: SamplingParams) -> dict[int, str]:
-        """Ids of stop texts that are one token each, of those that answers do not show."""
+        """Ids of stop texts that are one token each, among tokens that answers do not show."""
         id_of = self._parts.skipped_id
         if id_of is None:
             return {}
@@ -75,7 +75,7 @@ class Intake:
         return {token_id: text for token_id, text in ids.items() if token_id is not None}
 
     def _max_text(self, opened: OpenRequest) -> int | None:
-        """Characters that no answer exceeds: each is a byte at least."""
+        """Most characters of an answer: each takes a byte at least."""
         token_bytes = self._parts.max_token_bytes
         num_tokens = opened.max_known - len(opened.request.prompt_token_ids)
         return None if token_bytes is None else num_tokens * token_bytes
@@ -108,7 +108,7 @@ class Intake:
             )
 
     def _check_end(self, params: SamplingParams, stop_ids: frozenset[int]) -> None:
-        """Raises RequestError where nothing can be sampled before the least number of tokens."""
+        """Raises RequestError if no token may be sampled before the least number of tokens."""
         if params.min_tokens and len(stop_ids) >= self._parts.vocab_size:
             every = frozenset(range(self._parts.vocab_size))
             if stop_ids >= every:
@@ -127,8 +127,8 @@ class Intake:
                 raise RequestError(param, f"token id {token_id}", allowed=f"0 to {limit - 1}")
 
     def _max_known(self, request: Request) -> int:
-        """Most tokens of a sequence of the request: fewer than it asks for where the context, or the KV
-        pool, holds no more."""
+        """Most tokens of a sequence of the request: fewer than it asks for if the context or the KV pool
+        holds no more."""
         num_prompt, max_len = len(request.prompt_token_ids), self._parts.max_model_len
         if num_prompt >= max_len:
             raise RequestError(
@@ -152,7 +152,7 @@ class Intake:
         return num_prompt + 1 + bisect_left(longer, True, key=self._never_fits)
 
     def _blocks(self, num_slots: int, answer: Answer) -> str:
-        """What is needed and what there is, of the groups that are too small."""
+        """The blocks needed and the blocks there are, of the groups that are too small."""
         needs = (
             (-(-num_slots // group.block_size), total, group.block_size)
             for group, total in zip(self._parts.groups, answer.total, strict=True)
@@ -174,7 +174,7 @@ class Intake:
 
 
 def _check_made(processors: dict[str, dict[str, Any]]) -> None:
-    """What the client sent was plain; what a processor's model made of it may not be."""
+    """Raises if a processor's model made values that are not plain; the client's were."""
     for name, values in processors.items():
         try:
             check_plain(name, values)

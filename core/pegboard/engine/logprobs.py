@@ -1,4 +1,4 @@
-"""Logprobs on their way out: from arrays to values, a prompt's once it is computed."""
+"""Logprobs on their way out: from arrays to values; a prompt's are collected until it is computed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pegboard.step import Logprobs
 
 
 class PromptLogprobs:
-    """Those of one request's prompt: what any of its sequences has computed is there for all.
+    """Logprobs of one request's prompt; each of its sequences adds the places that it computes.
 
-    They are kept as arrays, a tenth of what the values take that are handed out.
+    They are kept as arrays, which take a tenth of the values that are handed out.
     """
 
     def __init__(self, num_prompt: int, num_top: int) -> None:
@@ -30,11 +30,11 @@ class PromptLogprobs:
         return self._num_known >= self._num_prompt
 
     def add(self, logprobs: Logprobs, row: int, start: int) -> None:
-        """Takes those that a step brought of places not seen yet: a preempted prompt is computed again.
+        """Adds a step's logprobs of new places. A preempted prompt is computed again, so some are old.
 
         Args:
             logprobs: of the step.
-            row: which of the batch's rows.
+            row: index in the batch.
             start: tokens whose KV was in place before the step.
         """
         if self.is_complete:
@@ -46,7 +46,7 @@ class PromptLogprobs:
             self._num_known += end - first
 
     def values(self) -> tuple[TokenLogprob | None, ...]:
-        """One a prompt token, None for the first."""
+        """A logprob for each prompt token, None for the first."""
         return (
             None,
             *(value for part in self._parts for value in logprobs_of(part, 0, None, self._num_top)),
@@ -54,7 +54,7 @@ class PromptLogprobs:
 
 
 def _slice(logprobs: Logprobs, first: int, end: int, num_top: int) -> Logprobs:
-    """Some places, as copies: the step's arrays are of all its rows."""
+    """Copies of some places: the step's own arrays hold all its rows."""
     places = slice(first, end)
     return Logprobs(
         offsets=np.array([0, end - first], np.int32),
@@ -69,11 +69,11 @@ def _slice(logprobs: Logprobs, first: int, end: int, num_top: int) -> Logprobs:
 def logprobs_of(
     logprobs: Logprobs | None, row: int, count: int | None, num_top: int
 ) -> tuple[TokenLogprob, ...]:
-    """Values of a batch row.
+    """Logprobs of a batch row.
 
     Args:
         logprobs: of the whole batch.
-        row: which of the batch's rows.
+        row: index in the batch.
         count: how many of the row's positions; None: all.
         num_top: how many of the most likely tokens were asked for.
     """

@@ -1,4 +1,4 @@
-"""Telling observers; one that errs is not told for a while."""
+"""Tells observers of events. One that errs is not told for a while."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Guarded:
         try:
             self.breaker.call(self.observer.observe, event)
         except PluginErred:
-            # Nobody may be left whose task it is to log.
+            # No other observer may be there that logs.
             _logger.exception("observer %s is cut off", self.breaker.name)
         else:
             self.breaker.confirm()
@@ -72,12 +72,12 @@ class Observers:
 
     @property
     def breakers(self) -> tuple[Breaker, ...]:
-        """One each."""
+        """The breaker of each observer."""
         return tuple(guarded.breaker for guarded in self._all)
 
     @property
     def listening(self) -> tuple[Observer, ...]:
-        """Those that are not cut off."""
+        """The observers that are not cut off."""
         return tuple(guarded.observer for guarded in self._all if not guarded.breaker.is_open)
 
     def tell(self, event: Event) -> None:
@@ -86,7 +86,7 @@ class Observers:
             guarded.tell(event)
 
     def render(self) -> str:
-        """The metrics of those that have some and are not cut off."""
+        """The metrics of all observers that keep some and are not cut off."""
         return "".join(guarded.render() for guarded in self._all)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What goes out: deltas."""
+"""The deltas that go out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def delta(
     logprobs: tuple[TokenLogprob, ...] | None = None,
     error: str | None = None,
 ) -> SequenceDelta:
-    """The sequence's news; those of a prompt's logprobs come once, with the request's first tokens."""
+    """A sequence's delta. The prompt's logprobs come once, with the request's first tokens."""
     prompt_logprobs, collected = None, seq.owner.prompt_logprobs
     if collected is not None and token_ids and collected.is_complete:
         prompt_logprobs, seq.owner.prompt_logprobs = collected.values(), None

@@ -9,7 +9,7 @@ from pegboard.engine.parts import Detokenizer
 
 
 class TextStream:
-    """One sequence's text: what may be shown, and the stop text that ended it.
+    """One sequence's search for stop texts, and the text that may be shown.
 
     Text that could still become the beginning of a stop text is held back, so that shown text never
     has to be taken back.
@@ -49,8 +49,8 @@ class TextStream:
         return shown
 
     def _scan(self, text: str, may_stop: bool) -> str:
-        """Reads on character by character, so that pieces do not matter: the stop text that is
-        complete first counts, and of several the longest."""
+        """Reads on character by character, so that the cut into pieces does not matter. The stop text that
+        is complete first counts, and of several the longest."""
         buffer = self._held + text
         for end in range(len(self._held) + 1, len(buffer) + 1):
             found = [search.text for search in self._searches if search.read(buffer[end - 1])]
@@ -65,10 +65,10 @@ class TextStream:
 
 
 class StopText:
-    """A stop text, and how to go on looking for it: shared by all sequences of a request.
+    """A stop text and its failure function (Knuth, Morris and Pratt), shared by all sequences of a request.
 
-    What Knuth, Morris and Pratt call the failure function is computed no further than some sequence
-    has matched, so that a long text costs no more than the answers that are compared with it.
+    The function is computed no further than some sequence has matched, so that a long text costs no
+    more than the answers that are compared with it.
     """
 
     def __init__(self, text: str) -> None:
@@ -76,7 +76,7 @@ class StopText:
         self._fallback = array("I", (0,))
 
     def fallback(self, num_matched: int) -> int:
-        """Characters that are still matched where the one after the first `num_matched` is another."""
+        """Characters that stay matched if the one after the first `num_matched` differs."""
         known, text = self._fallback, self.text
         while len(known) < num_matched:
             character, matched = text[len(known)], known[-1]
@@ -90,7 +90,7 @@ def stop_texts(texts: Sequence[str], max_length: int | None) -> tuple[StopText, 
     """The stop texts that an answer can hold, each once.
 
     Args:
-        max_length: characters that no answer exceeds; None: unknown.
+        max_length: most characters of an answer; None: unknown.
     """
     return tuple(
         StopText(text)
@@ -117,6 +117,6 @@ class _Search:
             matched = self._stop.fallback(matched)
         matched += character == self.text[matched]
         is_complete = matched == len(self.text)
-        # What is complete is looked for anew; its end may be the beginning of the next.
+        # After a complete match the search goes on: its end may begin the next one.
         self.num_matched = self._stop.fallback(matched) if is_complete else matched
         return is_complete
