@@ -16,6 +16,7 @@ from pegboard.config_text import explain, overlay, parse_set, read_yaml, unknown
 from pegboard.config_values import (
     ApiKeys,
     AutoCount,
+    AutoDepth,
     AutoThreads,
     Count,
     Deadline,
@@ -128,11 +129,17 @@ class DrafterChoice(Choice):
 
 
 class ExecutorChoice(Choice):
-    """The executor, which says where the workers live, and the devices that the model is spread over."""
+    """The executor, which says where the workers live, and the devices that the model is spread over.
+
+    Attributes:
+        depth: most steps in flight: with 2 the next step is planned and launched while one runs. `auto`
+            is what the executor's manifest states, or 1 where a drafter is named.
+    """
 
     name: Text = "local"
     tensor_parallel: Count = 1
     pipeline_parallel: Count = 1
+    depth: AutoDepth = "auto"
 
 
 class PluginsConfig(Section):

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 Auto = Literal["auto"]
 MAX_COUNT = 2**31 - 1
 MAX_THREADS = 1024
+MAX_DEPTH = 8
 MAX_STEP_MS = 3_600_000
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?", re.IGNORECASE)
@@ -223,6 +224,7 @@ OptionalText = Annotated[str | None, PlainValidator(_optional_text)]
 Texts = Annotated[list[str], PlainValidator(_texts)]
 Count = Annotated[int, whole(1)]
 AutoCount = Annotated[int | Auto, whole(1, word="auto")]
+AutoDepth = Annotated[int | Auto, whole(1, MAX_DEPTH, word="auto")]
 AutoThreads = Annotated[int | Auto, whole(1, MAX_THREADS, word="auto")]
 Host = Annotated[str, PlainValidator(_host)]
 """A name or an address."""

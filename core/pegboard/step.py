@@ -74,7 +74,8 @@ class RowAdmission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowRelease(msgspec.Struct, frozen=True):
-    """A row is given back. Its first `num_tokens` tokens are final; anything later never was."""
+    """A row is given back. Its first `num_tokens` tokens are final; anything later never was, such as
+    what a step in flight still made of it."""
 
     row: int
     num_tokens: int
@@ -134,15 +135,17 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
         admitted: rows taken.
         groups: changes of block tables; a group without changes may be left out.
         rows: int32 [R], the rows that compute in this step; none twice.
-        num_computed: int32 [R], tokens of the row whose KV is in place; the chunk starts here.
+        num_computed: int32 [R], tokens of the row whose KV is in place once the steps before this one
+            are done; the chunk starts here.
         num_tokens: int32 [R], tokens to compute, draft nodes not counted; at least 1.
         sample: bool [R], whether the chunk ends at the row's last known token, so that a token is
             sampled after it.
         verify: int32 [R], use the first so many draft nodes that the row holds; 0: none.
         propose: int32 [R], at most so many draft nodes for the next step; 0: none, but the drafter
             still observes.
-        pending: bool [R], whether the row's last token is one the host does not know yet (steps in
-            flight); the worker's row has it.
+        pending: bool [R], whether the row's last token is one the host does not know yet: the step in
+            flight before this one makes it, and the worker's row has it then. A row that failed there
+            gets a token all the same, of which nobody hears.
         taps: indices of decoder layers whose input hidden states this step captures beside those
             that the drafter declares, ascending; -1 is the embedding's output.
         drafts: draft nodes fed in by the host; None: the worker's own.

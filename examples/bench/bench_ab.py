@@ -70,11 +70,11 @@ def table(result: dict[str, Any]) -> str:
     rows = []
     for case, runs in result["cases"].items():
         for name in VARIANTS:
-            shown = [_interval(ratios(runs[name], runs["before"], part)) for part in PARTS]
+            shown = [interval(ratios(runs[name], runs["before"], part)) for part in PARTS]
             rows.append([case, name, *shown])
     for running, lasted in result["host_steps"].items():
         values = [b / a for b, a in zip(lasted["before"], lasted["after"], strict=True)]
-        rows.append([f"host step, {running} sequences", "after", _interval(values), "", ""])
+        rows.append([f"host step, {running} sequences", "after", interval(values), "", ""])
     caption = (
         f"Medians of {result['rounds']} rounds, and the interval that holds the true one with"
         f" {CONFIDENCE:.0%}; SmolLM2-135M, float32, threads: {result['threads']}, {result['cpu']}; load"
@@ -99,7 +99,7 @@ def _host_steps(before: Path, running: int, options: Any) -> dict[str, list[floa
     return found
 
 
-def _interval(values: list[float]) -> str:
+def interval(values: list[float]) -> str:
     """The median, and the order statistics between which the true one lies with `CONFIDENCE`."""
     ordered, count = sorted(values), len(values)
     outside, cut = 0.0, 0

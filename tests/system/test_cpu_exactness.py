@@ -56,14 +56,15 @@ AXES: dict[str, tuple[Any, ...]] = {
     "threads": (1, 2, 3),
     "block_size": (1, 16),
     "encoding": tuple(NEEDS_PREEMPTION),
+    "depth": (1, 2),
 }
 ROWS = list(pairwise(AXES))
 QUICK, *MORE = [
     dict(zip(AXES, values, strict=True))
     for values in (
-        (17, 7, "small pool", "mixed trees", True, 2, 16, "int8"),
-        (7, 64, "small pool", "none", True, 1, 16, "none"),
-        (5, 64, "disorder in a small pool", "mixed trees", True, 2, 16, "fp8_e4m3"),
+        (17, 7, "small pool", "mixed trees", True, 2, 16, "int8", 1),
+        (7, 64, "small pool", "none", True, 1, 16, "none", 2),
+        (5, 64, "disorder in a small pool", "mixed trees", True, 2, 16, "fp8_e4m3", 2),
     )
 ]
 
@@ -81,14 +82,15 @@ PLUGINS: dict[str, tuple[Any, ...]] = {
     "guesses": tuple(GUESSES),
     "threads": (1, 2, 3),
     "block_size": (1, 16),
+    "depth": (1, 2),
 }
 PLUGIN_ROWS = list(pairwise(PLUGINS))
 TRIE_AND_CLASSES, *MORE_CLASSES = [
     PLUGIN_ROWS[0] | {"scheduler": "priority", "kv": "trie"} | row
     for row in (
         {"batch": 7, "pool": NEEDS_PREEMPTION["none"], "guesses": "mixed trees", "block_size": 16},
-        {"batch": 3, "pool": None, "guesses": "none", "threads": 2},
-        {"batch": 33, "budget": 40, "guesses": "none", "block_size": 1},
+        {"batch": 3, "pool": None, "guesses": "none", "threads": 2, "depth": 2},
+        {"batch": 33, "budget": 40, "guesses": "none", "block_size": 1, "depth": 2},
     )
 ]
 PROMPTS = various_prompts((1, 2, 17, 140, 33, 3, 48, 8, 25), range(100, 49152))
@@ -124,6 +126,7 @@ def check(model: str, row: dict[str, Any]) -> None:
         guesses=GUESSES[row["guesses"]],
         cached=row["cached"],
         pool=NEEDS_PREEMPTION[encoding] if "small pool" in row["way"] else None,
+        settings={"executor": {"depth": row["depth"]}},
         **WAYS[row["way"]],
     )
     base = config(model, encoding, row["threads"], row["block_size"])
@@ -172,7 +175,11 @@ def check_plugins(model: str, row: dict[str, Any]) -> None:
         pool=row["pool"],
         guesses=GUESSES[row["guesses"]],
         arrivals=2,
-        settings={**KV[row["kv"]], "scheduler": {"name": row["scheduler"]}},
+        settings={
+            **KV[row["kv"]],
+            "scheduler": {"name": row["scheduler"]},
+            "executor": {"depth": row["depth"]},
+        },
     )
     fields = [{"priority": -(i % 3), "tenant": "ab"[i % 2]} for i in range(len(PROMPTS))]
     base = config(model, "none", row["threads"], row["block_size"])

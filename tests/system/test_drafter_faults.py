@@ -150,6 +150,7 @@ def test_a_drafter_that_errs_changes_no_token(
     monkeypatch.setattr(breaker, "MAX_PAUSE_S", 2 * pause)
     drafter = ErringDrafter(outputs, 0.7, width, seed)
     settings = drafting("ErringDrafter") | ({} if masks else maskless)
+    settings["executor"] = {"depth": 1 + seed % 2}
     case = Case(
         batch=(5, 2, 17)[seed],
         chunk=(None, 7, 3)[seed],
@@ -183,7 +184,7 @@ def test_no_policy_changes_a_token(
         budget=(20, 2048, 64)[seed],
         interruptions=seed or None,
         arrivals=2,
-        settings=drafting("GuessingDrafter"),
+        settings=drafting("GuessingDrafter") | {"executor": {"depth": 2 if width > 1 else 1}},
     )
     got = run_case(
         config,

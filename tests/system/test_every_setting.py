@@ -101,6 +101,7 @@ ACTED_ON: dict[str, tuple[Values, Values]] = {
     "observers.name": ({}, {"observers": [other()]}),
     "observers.options": ({"observers": [other()]}, {"observers": [other(**HIGHER)]}),
     "executor.name": ({}, {"executor": other()}),
+    "executor.depth": ({}, {"executor": {"depth": 2}}),
     "executor.options": ({"executor": other()}, {"executor": HIGHER}),
     "plugins.load": (
         {"scheduler": other(), "plugins": {"load": []}},

@@ -36,6 +36,8 @@ from pegboard.testing.invariance import (
 
 MAX_MODEL_LEN = 64
 BLOCK_SIZE = 4
+DEPTHS = (1, 2)
+"""Most steps in flight."""
 NUM_FEW = 8
 """Prompts that hold each kind of params once, and begin alike in part: half the work of all."""
 NEEDS_PREEMPTION = 2 * 2 * 24 * 8 * (MAX_MODEL_LEN + 40)
@@ -91,38 +93,42 @@ AXES: dict[str, tuple[Any, ...]] = {
     "guesses": tuple(GUESSES),
     "scheduler": (*SCHEDULERS, DISORDER),
     "kv": tuple(KV),
+    "depth": DEPTHS,
 }
-PLAINLY: dict[str, Any] = {"guesses": "none", "scheduler": "fcfs", "kv": "paged"}
+PLAINLY: dict[str, Any] = {"guesses": "none", "scheduler": "fcfs", "kv": "paged", "depth": 1}
 
 PAIRWISE = list(pairwise(AXES))
 PLAIN = [
-    PLAINLY | {"batch": batch, "chunk": chunk, "way": way, "scheduler": scheduler}
-    for batch, chunk, (scheduler, way) in itertools.product(
+    PLAINLY | {"batch": batch, "chunk": chunk, "way": way, "scheduler": scheduler, "depth": depth}
+    for batch, chunk, (scheduler, way), depth in itertools.product(
         BATCHES,
         CHUNKS,
         [*(("fcfs", way) for way in WAYS), (DISORDER, "plenty"), (DISORDER, "small pool")],
+        DEPTHS,
     )
 ]
 EVERY_GUESS = [
-    PLAINLY | {"batch": batch, "chunk": chunk, "way": way, "guesses": guesses, "kv": kv}
-    for batch, (chunk, way, guesses, kv) in zip(
+    PLAINLY
+    | {"batch": batch, "chunk": chunk, "way": way, "guesses": guesses, "kv": kv, "depth": depth}
+    for batch, (chunk, way, guesses, kv, depth) in zip(
         itertools.cycle(BATCHES[::-1]),
-        itertools.product(CHUNKS, WAYS, GUESSES, ("paged", "paged, dict")),
+        itertools.product(CHUNKS, WAYS, GUESSES, ("paged", "paged, dict"), DEPTHS),
         strict=False,
     )
 ]
-"""Every chunk x way x guesses x cache, each at one batch."""
+"""Every chunk x way x guesses x cache x depth, each at one batch."""
 EVERY_PLUGIN = [
-    PLAINLY | {"batch": batch, "chunk": chunk, "scheduler": scheduler, "kv": kv, "way": way}
-    for batch, chunk, (scheduler, kv, way) in zip(
+    PLAINLY
+    | {"batch": batch, "chunk": chunk, "scheduler": scheduler, "kv": kv, "way": way, "depth": depth}
+    for batch, chunk, (scheduler, kv, way, depth) in zip(
         itertools.cycle(BATCHES[::-1]),
         # Of another length than the batches, so that each meets each.
         itertools.cycle((None, 7, 1, None, 64)),
-        itertools.product(AXES["scheduler"], KV, WAYS),
+        itertools.product(AXES["scheduler"], KV, WAYS, DEPTHS),
         strict=False,
     )
 ]
-"""Every scheduler x allocator and cache x way, at batches and chunks in turn."""
+"""Every scheduler x allocator and cache x way x depth, at batches and chunks in turn."""
 
 
 @cache
@@ -198,7 +204,7 @@ def case_of(row: Mapping[str, Any]) -> Case:
     for package, names in PACKAGES.items():
         if row["scheduler"] in names or row["kv"] in names:
             pytest.importorskip(package)
-    kv, settings = KV[row["kv"]], dict[str, Any]()
+    kv, settings = KV[row["kv"]], {"executor": {"depth": row["depth"]}}
     if "cache" in kv:
         settings["prefix_cache"] = kv["cache"]
     if "allocator" in kv:
@@ -294,8 +300,15 @@ def test_pairs_of_ways_to_run_all_prompts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize("row", PLAIN, ids=str)
+@pytest.mark.parametrize(
+    ("family", "row"),
+    [
+        *(("llama", row) for row in PLAIN),
+        # An odd stride: each depth has its turn at every other way.
+        *itertools.product(("mistral", "qwen2", "qwen3"), PLAIN[::3]),
+    ],
+    ids=str,
+)
 def test_every_batch_chunk_and_way(
     tiny_models: dict[str, Path], family: str, row: dict[str, Any]
 ) -> None:
@@ -307,7 +320,7 @@ def test_every_batch_chunk_and_way(
     ("family", "row"),
     [
         *(("llama", row) for row in EVERY_GUESS),
-        *(("mistral", row) for row in EVERY_GUESS[::3]),
+        *(("mistral", row) for row in EVERY_GUESS[::7]),
     ],
     ids=str,
 )
@@ -322,7 +335,7 @@ def test_every_guess_and_cache(
     ("family", "row"),
     [
         *(("llama", row) for row in EVERY_PLUGIN),
-        *(("mistral", row) for row in EVERY_PLUGIN[::3]),
+        *(("mistral", row) for row in EVERY_PLUGIN[::7]),
     ],
     ids=str,
 )
@@ -369,8 +382,8 @@ def test_every_pair_of_scheduler_and_kv_is_there() -> None:
     pairs = Counter((row["scheduler"], row["kv"]) for row in PAIRWISE)
     assert len(pairs) == (len(SCHEDULERS) + 1) * len(KV)
     assert len(PAIRWISE) < 80
-    triples = {(row["scheduler"], row["kv"], row["way"]) for row in EVERY_PLUGIN}
-    assert len(triples) == len(pairs) * len(WAYS)
+    rows = {(row["scheduler"], row["kv"], row["way"], row["depth"]) for row in EVERY_PLUGIN}
+    assert len(rows) == len(pairs) * len(WAYS) * len(DEPTHS)
 
 
 @pytest.mark.parametrize("scheduler", ["fcfs", "prefix_aware", "fair", "shortest"])

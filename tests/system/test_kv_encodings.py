@@ -24,6 +24,7 @@ CASES = {
     "one token at a time": Case(5, chunk=1),
     "disorder and wrong trees": Case(7, disorder=1, guesses=Guesses(0.3, width=2)),
     "a small pool and a cache": Case(7, chunk=7, pool=2 * 2 * (24 + 8) * 80, cached=True),
+    "a step in flight": Case(7, chunk=7, cached=True, settings={"executor": {"depth": 2}}),
 }
 PROMPTS = [tuple(2 + (5 * i + n) % 500 for i in range(n)) for n in (1, 9, 40, 17, 33, 5, 24)]
 PARAMS = [

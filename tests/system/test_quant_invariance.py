@@ -81,6 +81,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "guesses": tuple(GUESSES),
     "cached": (False, True),
     "threads": (1, 2, 3),
+    "depth": (1, 2),
 }
 PAIRS = list(pairwise(AXES))
 QUICK = [
@@ -93,6 +94,7 @@ QUICK = [
         "guesses": ("mixed trees", "none")[index // 2 % 2],
         "cached": True,
         "threads": 1 + index % 2,
+        "depth": 1 + index // 2 % 2,
     }
     for index, name in enumerate(CHECKPOINTS)
 ]
@@ -133,7 +135,12 @@ def check(folder: Path, row: dict[str, Any]) -> None:
         ledger = prepare(Config.from_values(base)).ledger
         way["pool"] *= ledger.block_bytes[0]
     case = Case(
-        row["batch"], row["chunk"], guesses=GUESSES[row["guesses"]], cached=row["cached"], **way
+        row["batch"],
+        row["chunk"],
+        guesses=GUESSES[row["guesses"]],
+        cached=row["cached"],
+        settings={"executor": {"depth": row["depth"]}},
+        **way,
     )
     expected = alone(folder, row["checkpoint"], row["encoding"])
     got = run_case(base, case, PROMPTS, PARAMS, expected)

@@ -96,6 +96,7 @@ def report(config: Config, composition: Composition, ledger: Ledger) -> dict[str
         "threads": _value(config, why, "threads", composition.num_threads),
         "max_model_len": _value(config, why, "max_model_len", composition.max_model_len),
         "max_step_ms": _value(config, why, "scheduler.max_step_ms", composition.max_step_ms),
+        "depth": _value(config, why, "executor.depth", composition.depth),
         "block_sizes": [group.block_size for group in composition.groups],
         "verify_kv": composition.verifies_kv,
         "parts": [
@@ -231,6 +232,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     step = found["max_step_ms"]
     limit = "none" if step["value"] is None else f"{step['value']} ms"
     yield f"max_step_ms    {limit}  ({step['why']})"
+    yield f"depth          {found['depth']['value']}  ({found['depth']['why']})"
     yield f"block size     {', '.join(map(str, found['block_sizes']))} tokens"
     yield from text_lines(found["text"])
     if found["verify_kv"]:

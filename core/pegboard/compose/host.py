@@ -152,6 +152,7 @@ def build_engine(prepared: Prepared, starting: Starting = Starting()) -> EngineC
             observers=tuple(make(part, observing) for part in composition.observers),
             max_num_seqs=composition.max_num_seqs,
             max_num_batched_tokens=composition.max_num_batched_tokens,
+            depth=composition.depth,
             max_step_s=None if composition.max_step_ms is None else composition.max_step_ms / 1000,
             max_model_len=composition.max_model_len,
             vocab_size=composition.target.shape.vocab_size,
@@ -209,6 +210,7 @@ def _executor_context(prepared: Prepared, maker: Maker, starting: Starting) -> E
         worker_program=lambda rank: _worker_program(prepared, rank),
         on_built=starting.on_built,
         on_tensor=starting.on_tensor,
+        depth=composition.depth,
     )
 
 

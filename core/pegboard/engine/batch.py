@@ -6,24 +6,25 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from pegboard.engine.flight import Flight
 from pegboard.engine.step_builder import Entry, Plan
 from pegboard.interfaces.kv import KVGroup
-from pegboard.step import GroupUpdate, Int32, RowAdmission, RowRelease, StepBatch, copy_plain
+from pegboard.step import Bool, GroupUpdate, Int32, RowAdmission, RowRelease, StepBatch, copy_plain
 
 
 def build_batch(
     plan: Plan,
-    step_id: int,
+    flight: Flight,
     released: tuple[RowRelease, ...],
     groups: Sequence[KVGroup],
     taps: tuple[int, ...],
     drafter_trial: int,
 ) -> StepBatch:
-    """The step's batch: differences only."""
+    """The batch of the step that is launched next: differences only."""
     entries = plan.entries
     return StepBatch(
-        step_id=step_id,
-        fence=step_id - 1,
+        step_id=flight.newest + 1,
+        fence=flight.fence,
         released=released,
         admitted=tuple(_admission(entry) for entry in plan.admitted),
         groups=_group_updates(plan.changed, groups),
@@ -33,10 +34,14 @@ def build_batch(
         sample=np.array([entry.samples for entry in entries], np.bool_),
         verify=_int32([entry.verify for entry in entries]),
         propose=_int32([entry.propose for entry in entries]),
-        pending=np.zeros(len(entries), np.bool_),
+        pending=_pending(entries) if flight else np.zeros(len(entries), np.bool_),
         taps=taps,
         drafter_trial=drafter_trial,
     )
+
+
+def _pending(entries: Sequence[Entry]) -> Bool:
+    return np.array([entry.start >= entry.seq.num_known for entry in entries], np.bool_)
 
 
 def _int32(values: list[int]) -> Int32:

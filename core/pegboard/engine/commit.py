@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from pegboard.engine.flight import Flight
 from pegboard.engine.logprobs import logprobs_of
 from pegboard.engine.observers import Observers
 from pegboard.engine.outputs import delta
@@ -48,9 +49,15 @@ class Committer:
     """Writes results into sequences and collects what goes out."""
 
     def __init__(
-        self, parts: EngineParts, queue: Queue, prefixes: Prefixes, observers: Observers
+        self,
+        parts: EngineParts,
+        queue: Queue,
+        flight: Flight,
+        prefixes: Prefixes,
+        observers: Observers,
     ) -> None:
         self._allocator = parts.allocator
+        self._flight = flight
         self._queue = queue
         self._prefixes = prefixes
         self._observers = observers
@@ -71,7 +78,8 @@ class Committer:
         return deltas
 
     def commit(self, plan: Plan, result: StepResult, now: float) -> Tally:
-        """Puts the step's result in force, in the order of the batch's rows."""
+        """Puts the step's result in force, in the order of the batch's rows. What it brought for a
+        sequence that has ended meanwhile is void."""
         tally = Tally()
         offsets, token_ids = result.offsets.tolist(), result.token_ids.tolist()
         accepted = result.num_accepted.tolist()
@@ -85,11 +93,12 @@ class Committer:
             self._collect(plan, result.prompt_logprobs, now)
         for row, entry in enumerate(plan.entries):
             seq = entry.seq
-            if seq.row is None:  # its request has just failed
+            if seq.row is None:
                 continue
             num_accepted = accepted[row]
             seq.num_computed = entry.start + entry.num_tokens + num_accepted
             if num_accepted:
+                seq.num_scheduled += num_accepted
                 # The slots are there; from now on they are tokens', no longer drafts'.
                 self._allocator.grow(seq.seq_id, seq.num_computed)
             committed = token_ids[offsets[row] : offsets[row + 1]]
@@ -178,7 +187,7 @@ class Committer:
         left = seq.num_computed - self._window + 1 if self._window else 0
         if left_over or left >= seq.num_trimmed + self._trim_stride:
             seq.num_trimmed = max(left, 0)
-            keep_to = max(seq.num_computed, seq.num_reserved)
+            keep_to = max(seq.num_scheduled, seq.num_reserved)
             self._allocator.trim(seq.seq_id, seq.num_trimmed, keep_to)
 
     def _fail(self, plan: Plan, failed: dict[int, str], now: float) -> None:
@@ -211,8 +220,9 @@ class Committer:
         self.end(request, "error", now, line)
 
     def _retire(self, seq: Sequence, now: float) -> None:
-        self._allocator.release(seq.seq_id)
-        self._queue.remove(seq)
+        after_step = self._flight.newest if seq.is_in_flight else None
+        self._allocator.release(seq.seq_id, after_step)
+        self._queue.remove(seq, after_step)
         if self._observers:
             self._observers.tell(_finished(seq, now))
 
@@ -228,6 +238,8 @@ def _keep_drafts(plan: Plan, result: StepResult) -> None:
         seq.num_drafts, seq.confidences = num_drafts[row], confidences[start:end]
         # Without parents they are chains.
         seq.parents = range(-1, num_drafts[row] - 1) if parents is None else parents[start:end]
+        if entry.verify or entry.propose:
+            seq.has_drafts_in_flight = False
         seq.num_tried += tried[row]
         seq.num_accepted += accepted[row]
         start = end

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pegboard.engine.batch import build_batch
 from pegboard.engine.breaker import CutOff
 from pegboard.engine.commit import Committer, Tally
+from pegboard.engine.flight import Flight, Launched
 from pegboard.engine.guarded_scheduler import GuardedScheduler
 from pegboard.engine.intake import Intake
 from pegboard.engine.observers import Observers
@@ -18,7 +19,7 @@ from pegboard.engine.queue import Queue
 from pegboard.engine.reporting import ledger_line, step_done
 from pegboard.engine.speculation import Speculation
 from pegboard.engine.step_budget import StepBudget
-from pegboard.engine.step_builder import Plan, PlannedStep
+from pegboard.engine.step_builder import PlannedStep
 from pegboard.errors import INTERRUPTS, EngineError, RequestError, RequestFailed, described
 from pegboard.interfaces.executor import WorkerHealth
 from pegboard.interfaces.kv_allocator import KVLedger
@@ -29,7 +30,7 @@ from pegboard.interfaces.observer import (
     RequestArrived,
 )
 from pegboard.request import Request, SequenceDelta
-from pegboard.step import StepBatch, StepResult
+from pegboard.step import StepResult
 
 MAX_IDLE_STEPS = 16
 """Steps in which nothing could be planned, before a request is failed for it."""
@@ -37,6 +38,10 @@ MAX_IDLE_STEPS = 16
 
 class EngineCore:
     """Requests in, deltas out, one step at a time. Not thread-safe: one loop calls it.
+
+    Each call of `step` plans a step, launches it and commits the oldest in flight. With a depth of 1
+    that is the same one; with 2 the workers compute a step while the one before is committed and the
+    one after is planned. When nothing can be planned, what is in flight is committed all the same.
 
     Between steps it can be asked anything. What it calls (an observer, a scheduler) may look, and not
     call `add`, `abort`, `step`, `reset_prefix_cache` or `close`: that is an EngineError. A step that
@@ -47,11 +52,12 @@ class EngineCore:
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self._queue = Queue(parts.max_num_seqs)
+        self._flight = Flight(parts.executor, parts.depth)
         self._observers = Observers(parts.observers, parts.name_of)
         self._prefixes = Prefixes(parts, self._observers.tell)
         self._budget = StepBudget(parts.max_num_batched_tokens, parts.max_step_s)
         self._speculation = Speculation(parts)
-        self._scheduler = GuardedScheduler(parts, self._queue, self._new_step)
+        self._scheduler = GuardedScheduler(parts, self._queue, self._flight, self._new_step)
         self._breakers = (
             self._scheduler.breaker,
             parts.prefix_cache.breaker,
@@ -60,8 +66,10 @@ class EngineCore:
             *self._observers.breakers,
         )
         self._intake = Intake(parts)
-        self._committer = Committer(parts, self._queue, self._prefixes, self._observers)
-        self._step_id = 0
+        self._committer = Committer(
+            parts, self._queue, self._flight, self._prefixes, self._observers
+        )
+        self._is_settling = False
         self._broken: str | None = None
         self._call: str | None = None
         self._closed = False
@@ -100,7 +108,8 @@ class EngineCore:
                 self._committer.end(opened, "abort", time.monotonic())
 
     def step(self) -> list[SequenceDelta]:
-        """Plans, computes and commits one step.
+        """Plans a step, launches it, and commits the oldest in flight once there are as many as may be,
+        or when nothing could be planned.
 
         Raises:
             EngineError: the executor or the commit failed, and all requests with it.
@@ -108,10 +117,11 @@ class EngineCore:
         with self._alone("step"):
             if self._broken is None:
                 started = time.monotonic()
-                planned = self._scheduler.plan()
+                planned = self._plan()
                 with self._whole():
-                    self._speculation.add_drafts(planned)
-                    self._run(planned.apply(started), started)
+                    if not self._launch(planned, started) or self._flight.is_full:
+                        self._commit()
+                    self._prefixes.tell_news()
                 self._tell_breakers()
             return self._committer.take_deltas()
 
@@ -131,8 +141,9 @@ class EngineCore:
             self._tell_breakers()
 
     def has_work(self) -> bool:
-        """Whether a request is open, or `step` has deltas to hand out."""
-        return bool(self.num_running or self.num_waiting or self._committer.has_deltas)
+        """Whether a request is open, a step in flight, or `step` has deltas to hand out."""
+        is_open = self.num_running or self.num_waiting or self._flight
+        return bool(is_open or self._committer.has_deltas)
 
     def ledger(self) -> tuple[KVLedger, ...]:
         """Where KV blocks are, a group."""
@@ -154,8 +165,8 @@ class EngineCore:
 
     @property
     def step_id(self) -> int:
-        """Of the step that is launched next."""
-        return self._step_id
+        """Of the step that is committed next."""
+        return self._flight.fence + 1
 
     @property
     def observers(self) -> tuple[Observer, ...]:
@@ -178,6 +189,7 @@ class EngineCore:
                 return
             self._closed = True
             self._broken = self._broken or "the engine is closed"
+            self._flight.clear()
             self._committer.abandon("abort", time.monotonic())
             try:
                 self._parts.executor.close()
@@ -216,6 +228,7 @@ class EngineCore:
     def _break(self, line: str, error: BaseException) -> None:
         """All open requests end with what happened."""
         self._broken = line
+        self._flight.clear()
         self._observers.tell(ErrorHappened(type(error).__name__, line))
         self._committer.abandon("error", time.monotonic(), line)
         self._tell_breakers()
@@ -247,49 +260,55 @@ class EngineCore:
             self._budget.num_tokens(self._queue),
         )
 
-    def _run(self, plan: Plan, started: float) -> None:
-        if plan.entries:
-            batch = build_batch(
-                plan,
-                self._step_id,
-                self._queue.take_released(),
-                self._parts.groups,
-                self._parts.taps,
-                self._speculation.drafter_trial,
-            )
-            result = self._execute(batch)
-            if plan.num_tokens > len(plan.entries):  # a prompt's, not only decodes
-                self._budget.note(plan.num_tokens, time.monotonic() - started)
-            tally = self._commit(plan, result)
+    def _plan(self) -> PlannedStep | None:
+        """The next step; None while the one before waits for what is in flight."""
+        if self._is_settling and self._flight:
+            return None
+        planned = self._scheduler.plan()
+        self._is_settling = planned.waits_for_flight
+        return planned
+
+    def _launch(self, planned: PlannedStep | None, started: float) -> bool:
+        """Puts a plan in force and gives it to the workers. Whether there is anything to compute."""
+        if planned is None:
+            return False
+        self._speculation.add_drafts(planned)
+        plan = planned.apply(started)
+        if not plan.entries:
+            return False
+        batch = build_batch(
+            plan,
+            self._flight,
+            self._queue.take_released(),
+            self._parts.groups,
+            self._parts.taps,
+            self._speculation.drafter_trial,
+        )
+        self._flight.launch(Launched(plan, batch, started))
+        return True
+
+    def _commit(self) -> None:
+        """Puts the result of the oldest step in flight in force."""
+        if self._flight:
+            step, result = self._flight.land()
+            tally = self._committer.commit(step.plan, result, time.monotonic())
+            self._note(step, result, tally)
             self._prefixes.settle()
-            self._prefixes.tell_news()
-            self._report(plan, result, tally, started)
-        self._watch_liveness()
-        if not plan.entries and self._committer.has_deltas:
+        elif self._committer.has_deltas:
             self._observers.tell(self._load())
+        self._watch_liveness()
 
-    def _execute(self, batch: StepBatch) -> StepResult:
-        self._step_id += 1
-        try:
-            result = self._parts.executor.execute(batch).result()
-            if result.step_id != batch.step_id:
-                raise EngineError(
-                    f"step {batch.step_id} was answered by a result of step {result.step_id}"
-                )
-            return result
-        except Exception as error:
-            raise EngineError(f"the executor failed: {described(error)}") from error
-
-    def _commit(self, plan: Plan, result: StepResult) -> Tally:
-        tally = self._committer.commit(plan, result, time.monotonic())
+    def _note(self, step: Launched, result: StepResult, tally: Tally) -> None:
+        """Tells a step's end to whoever waits for it or counts."""
+        plan = step.plan
         self._parts.allocator.fence(result.step_id)
+        self._queue.fence(result.step_id)
         self._scheduler.note(plan.num_preempted, tally.num_output_tokens)
-        self._speculation.note(plan, result)
-        return tally
-
-    def _report(self, plan: Plan, result: StepResult, tally: Tally, started: float) -> None:
+        self._speculation.note(step, result)
+        if plan.num_tokens > len(plan.entries):  # a prompt's, not only decodes
+            self._budget.note(plan.num_tokens, step.ended - step.started)
         if self._observers:
-            self._observers.tell(step_done(plan, result, tally, started, self._load()))
+            self._observers.tell(step_done(step, result, tally, self._load()))
 
     def _load(self) -> LoadChanged:
         return LoadChanged(time.monotonic(), self.num_running, self.num_waiting, self.ledger())

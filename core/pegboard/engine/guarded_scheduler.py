@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from pegboard.engine.breaker import Breaker, PluginErred
+from pegboard.engine.flight import Flight
 from pegboard.engine.parts import EngineParts
 from pegboard.engine.queue import Queue
 from pegboard.engine.step_builder import PlannedStep
@@ -31,10 +32,15 @@ class GuardedScheduler:
     """
 
     def __init__(
-        self, parts: EngineParts, queue: Queue, make_step: Callable[[], PlannedStep]
+        self,
+        parts: EngineParts,
+        queue: Queue,
+        flight: Flight,
+        make_step: Callable[[], PlannedStep],
     ) -> None:
         """
         Args:
+            flight: while a step is in flight, an empty plan is none the worse.
             make_step: a step in which nothing is planned.
         """
         cache = parts.prefix_cache.breaker
@@ -49,6 +55,7 @@ class GuardedScheduler:
         self._fallback = parts.fallback_scheduler
         self._allocator = parts.allocator
         self._queue = queue
+        self._flight = flight
         self._make_step = make_step
         self._num_idle_plans = 0
         self._num_vain_preemptions = 0
@@ -115,4 +122,5 @@ class GuardedScheduler:
                 raise _Idle
 
     def _is_stuck(self, step: PlannedStep) -> bool:
-        return step.is_empty and bool(self._queue.num_running or self._queue.num_waiting)
+        has_work = bool(self._queue.num_running or self._queue.num_waiting)
+        return step.is_empty and has_work and not self._flight

@@ -47,6 +47,7 @@ class EngineParts:
         observers: told of events, in this order.
         max_num_seqs: most running sequences.
         max_num_batched_tokens: most tokens a step, draft nodes included.
+        depth: most steps in flight: planned and launched before the oldest of them is committed.
         max_step_s: seconds that a step may take while a sequence decodes, where fewer tokens can help
             it; None: any.
         max_model_len: most tokens a sequence, prompt included.
@@ -88,6 +89,7 @@ class EngineParts:
     processor_params: Callable[[SamplingParams], dict[str, dict[str, Any]]]
     seed: int | None
     draft_slots: DraftSlots | None = None
+    depth: int = 1
     drafter_name: str = "none"
     caches_prefixes: bool = True
     verifies_blocks: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterator
 
 from pegboard.engine.sequence import OpenRequest, Sequence
@@ -19,6 +20,7 @@ class Queue:
         self._waiting: list[Sequence] = []
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._released: list[RowRelease] = []
+        self._fenced_rows: deque[tuple[int, int]] = deque()
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -73,22 +75,28 @@ class Queue:
 
     def preempt(self, seq: Sequence) -> None:
         """A running sequence gives its row back and waits where it arrived."""
-        self._release_row(seq)
+        self._release_row(seq, None)
         seq.leave_row()
         seq.num_preemptions += 1
         self._wait(seq)
 
-    def remove(self, seq: Sequence) -> None:
-        """A sequence has ended; with its last one, so has the request."""
+    def remove(self, seq: Sequence, after_step: int | None = None) -> None:
+        """A sequence has ended; with its last one, so has the request. With `after_step`, its row is free
+        once that step is fenced."""
         del self._sequences[seq.seq_id]
         if seq.row is None:
             del self._waiting[bisect_left(self._waiting, _place(seq), key=_place)]
         else:
-            self._release_row(seq)
+            self._release_row(seq, after_step)
             seq.leave_row()
         seq.owner.sequences.remove(seq)
         if not seq.owner.sequences:
             del self._requests[seq.owner.request.request_id]
+
+    def fence(self, step_id: int) -> None:
+        """The step's result is committed: rows that waited for it, or for an older one, are free."""
+        while self._fenced_rows and self._fenced_rows[0][0] <= step_id:
+            self._free_rows.append(self._fenced_rows.popleft()[1])
 
     def clear(self) -> None:
         """All sequences are gone, and nothing is said of their rows: for an engine that has ended."""
@@ -102,10 +110,13 @@ class Queue:
         released, self._released = tuple(self._released), []
         return released
 
-    def _release_row(self, seq: Sequence) -> None:
+    def _release_row(self, seq: Sequence, after_step: int | None) -> None:
         assert seq.row is not None
         del self._running[seq.seq_id]
-        self._free_rows.append(seq.row)
+        if after_step is None:
+            self._free_rows.append(seq.row)
+        else:
+            self._fenced_rows.append((after_step, seq.row))
         self._released.append(RowRelease(seq.row, seq.num_known))
 
     def _wait(self, seq: Sequence) -> None:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from pegboard.engine.commit import Tally
-from pegboard.engine.step_builder import Plan
+from pegboard.engine.flight import Launched
 from pegboard.interfaces.kv_allocator import KVLedger
 from pegboard.interfaces.observer import LoadChanged, StepDone
 from pegboard.step import StepResult
 
 
-def step_done(
-    plan: Plan, result: StepResult, tally: Tally, started: float, load: LoadChanged
-) -> StepDone:
-    """The event of a committed step.
-
-    Args:
-        started: seconds of the monotonic clock.
-        load: after the step.
-    """
+def step_done(step: Launched, result: StepResult, tally: Tally, load: LoadChanged) -> StepDone:
+    """The event of a committed step; `load` is that after it."""
+    plan = step.plan
     num_prefill = num_decode = 0
     for entry in plan.entries:
         if entry.num_tokens == 1 and entry.start >= entry.seq.num_prompt:
@@ -31,7 +25,7 @@ def step_done(
     return StepDone(
         step_id=result.step_id,
         time=load.time,
-        duration_s=load.time - started,
+        duration_s=load.time - step.started,
         forward_s=result.forward_s,
         sampling_s=result.sampling_s,
         drafting_s=result.drafting_s,

@@ -57,7 +57,11 @@ class Sequence:
         salt: KV is shared within it alone.
         min_tokens: output tokens before which no stop text counts.
         num_known: tokens, prompt and output; all committed.
-        num_computed: known tokens whose KV is in place.
+        num_computed: known tokens whose KV is in place, by the steps that are committed.
+        num_scheduled: tokens that steps were given to compute, those in flight included. Past
+            `num_known` there is one that the host does not know yet.
+        has_drafts_in_flight: whether a step in flight verifies or proposes drafts of it, so that nobody
+            knows yet where it goes on.
         num_reserved: slots that the allocator made for later.
         num_published, num_trimmed: tokens whose blocks the prefix cache was told of, and that left
             the window.
@@ -80,6 +84,7 @@ class Sequence:
         "digests",
         "ended",
         "first_token_at",
+        "has_drafts_in_flight",
         "index",
         "is_outdated",
         "last_token_at",
@@ -95,6 +100,7 @@ class Sequence:
         "num_prompt",
         "num_published",
         "num_reserved",
+        "num_scheduled",
         "num_tried",
         "num_trimmed",
         "owner",
@@ -127,10 +133,12 @@ class Sequence:
         self.match: tuple[int, Hit] | None = None
         self.is_outdated = False
         self.row: int | None = None
-        self.num_computed = self.num_reserved = self.num_published = self.num_trimmed = 0
+        self.num_computed = self.num_scheduled = 0
+        self.num_reserved = self.num_published = self.num_trimmed = 0
         self.num_drafts = self.num_tried = self.num_accepted = 0
         self.confidences: Items[float] = ()
         self.parents: Items[int] = ()
+        self.has_drafts_in_flight = False
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         self.ended: FinishReason | None = None
@@ -149,7 +157,15 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        return self.num_known - self.num_computed
+        num_pending = self.num_known - self.num_scheduled
+        if num_pending > 0:
+            return num_pending
+        # A step in flight brings its next token: one to compute, but where that is the last.
+        return int(not self.has_drafts_in_flight and self.num_scheduled < self.max_known - 1)
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self.num_scheduled > self.num_computed
 
     @property
     def max_tokens(self) -> int:
@@ -198,8 +214,10 @@ class Sequence:
     def leave_row(self) -> None:
         """Its row and KV are gone; what was computed is to be computed again."""
         self.row = None
-        self.num_computed = self.num_reserved = self.num_published = self.num_trimmed = 0
+        self.num_computed = self.num_scheduled = 0
+        self.num_reserved = self.num_published = self.num_trimmed = 0
         self.num_drafts, self.confidences, self.parents = 0, (), ()
+        self.has_drafts_in_flight = False
         self.match, self.is_outdated = None, False
 
     def _append(self, token_id: int) -> None:

@@ -7,9 +7,9 @@ from bisect import bisect_left
 from operator import index
 
 from pegboard.engine.breaker import Breaker, PluginErred
+from pegboard.engine.flight import Launched
 from pegboard.engine.parts import EngineParts
-from pegboard.engine.sequence import Sequence
-from pegboard.engine.step_builder import Plan, PlannedStep
+from pegboard.engine.step_builder import Entry, Plan, PlannedStep
 from pegboard.errors import INTERRUPTS
 from pegboard.interfaces.speculation_policy import DraftView
 from pegboard.step import StepResult
@@ -55,40 +55,41 @@ class Speculation:
         tokens_left = self._max_num_tokens - step.num_tokens
         self._costs.num_tokens = step.num_tokens
         try:
-            choices = self._choices([entry.seq for entry in entries], tokens_left)
+            choices = self._choices(entries, tokens_left)
         except PluginErred:
             return
         for entry, (verify, propose) in zip(entries, choices, strict=True):
             # This step brings a token beside the drafts, and so does the next.
-            num_left = entry.seq.max_known - entry.seq.num_known
+            num_left = entry.seq.max_known - entry.end
             verify = max(0, min(verify, num_left - 1, tokens_left))
             propose = max(0, min(propose, num_left - 2))
             tokens_left -= step.add_drafts(entry, verify, propose)
 
-    def note(self, plan: Plan, result: StepResult) -> None:
+    def note(self, step: Launched, result: StepResult) -> None:
         """What came of a step. A drafter's trial ends well when a row was admitted and observed in it."""
+        plan = step.plan
         if result.drafter_failed:
             self.drafter.mistake(result.drafter_failed)
-        elif plan.admitted:
+        elif plan.admitted and step.batch.drafter_trial == self.drafter_trial:
             self.drafter.confirm()
         if not self._max_drafts:
             return
         self._costs.note(plan, result)
         self._judge(result.forward_s + result.sampling_s + result.drafting_s)
 
-    def _choices(self, seqs: list[Sequence], tokens_left: int) -> list[tuple[int, int]]:
+    def _choices(self, entries: list[Entry], tokens_left: int) -> list[tuple[int, int]]:
         """The policy's answer, of plain integers.
 
         Raises:
             PluginErred: there is none that can be used.
         """
-        rows = tuple(_view(seq) for seq in seqs)
+        rows = tuple(_view(entry) for entry in entries)
         answer = self.policy.call(self._policy.choose, rows, tokens_left, self._costs)
         # Theirs exactly: a class of its own may say one length and have another.
-        if type(answer) not in (list, tuple) or len(answer) != len(seqs):
-            raise self.policy.wrong_answer("choose", answer, f"a list of {len(seqs)} choices")
+        if type(answer) not in (list, tuple) or len(answer) != len(rows):
+            raise self.policy.wrong_answer("choose", answer, f"a list of {len(rows)} choices")
         choices = [
-            self._checked(choice, seq.num_drafts) for choice, seq in zip(answer, seqs, strict=True)
+            self._checked(choice, row.num_drafts) for choice, row in zip(answer, rows, strict=True)
         ]
         self.policy.confirm()
         return choices
@@ -175,7 +176,8 @@ class _Curve:
         return points[0 if at == 0 else -1][1] if points else 0.0
 
 
-def _view(seq: Sequence) -> DraftView:
+def _view(entry: Entry) -> DraftView:
+    seq = entry.seq
     return DraftView(
         seq.seq_id,
         seq.num_drafts,
@@ -183,5 +185,5 @@ def _view(seq: Sequence) -> DraftView:
         seq.parents,
         seq.num_tried,
         seq.num_accepted,
-        seq.max_known - seq.num_known,
+        seq.max_known - entry.end,
     )

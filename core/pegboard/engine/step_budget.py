@@ -44,7 +44,7 @@ class StepBudget:
         all_fit = queue.num_running + MIN_PROMPT_TOKENS <= self._lowered
         num_decoding = 0
         for seq in queue.running:
-            if seq.num_known - seq.num_computed == 1:
+            if seq.num_known - seq.num_scheduled <= 1:
                 if all_fit:
                     return self._lowered
                 num_decoding += 1

@@ -24,7 +24,7 @@ class Entry(msgspec.Struct, gc=False):
 
     Attributes:
         seq: the sequence.
-        start: tokens whose KV is in place before the step.
+        start: tokens whose KV is in place before the step, or computed by steps in flight.
         num_tokens: known tokens to compute.
         samples: whether they end at the last known token.
         reserved: slots in all that were made for later; 0: none.
@@ -46,9 +46,14 @@ class Entry(msgspec.Struct, gc=False):
     propose: int = 0
 
     @property
+    def end(self) -> int:
+        """Tokens whose KV is in place after the step, drafts not counted."""
+        return self.start + self.num_tokens
+
+    @property
     def num_slots(self) -> int:
         """Slots in all, those for drafts not counted."""
-        return max(self.start + self.num_tokens, self.reserved)
+        return max(self.end, self.reserved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,10 @@ class PlannedStep(StepBuilder):
     """One step's plan. Only the allocator knows of it before `apply`, inside its transaction, so a
     scheduler that raises leaves nothing behind.
 
+    Attributes:
+        waits_for_flight: whether a sequence that is in flight was to be preempted, which it can be once
+            its steps are committed.
+
     Args:
         num_tokens: that it has room for, draft nodes not counted.
     """
@@ -85,10 +94,12 @@ class PlannedStep(StepBuilder):
         prefixes: Prefixes,
         num_tokens: int,
     ) -> None:
+        self.waits_for_flight = False
         self._is_open = True
         self._allocator = parts.allocator
         self._groups = parts.groups
         self._draft_slots = parts.draft_slots
+        self._speculates = parts.num_speculative_tokens > 0
         self._queue = queue
         self._prefixes = prefixes
         self._entries: dict[int, Entry] = {}
@@ -123,6 +134,8 @@ class PlannedStep(StepBuilder):
         known = self._queue.sequence(seq_id)
         if known is None or seq_id in self._entries or seq_id in self._preempted:
             return False
+        if num_tokens < 1 and not known.num_pending:
+            return self._is_open
         if not self._is_open or self._num_tokens_left < 1 or num_tokens < 1:
             return False
         if known.row is None:
@@ -147,10 +160,15 @@ class PlannedStep(StepBuilder):
 
     def preempt(self, seq: SequenceView) -> bool:
         known = self._queue.sequence(seq.seq_id)
-        if not self._is_open or known is None or known is self._protected():
+        if not self._is_open or known is None:
             return False
         is_planned = known.seq_id in self._entries
         if not is_planned and (known.row is None or known.seq_id in self._preempted):
+            return False
+        if known.is_in_flight:
+            self.waits_for_flight = True
+            return False
+        if known is self._protected():
             return False
         if is_planned:
             self._withdraw(known)
@@ -177,7 +195,7 @@ class PlannedStep(StepBuilder):
         Returns:
             How many it verifies.
         """
-        seq_id, end = entry.seq.seq_id, entry.start + entry.num_tokens
+        seq_id, end = entry.seq.seq_id, entry.end
         growth = None
         if propose and self._draft_slots is not None:
             growth = self._allocator.grow(seq_id, end, self._drafting(verify, propose))
@@ -217,8 +235,14 @@ class PlannedStep(StepBuilder):
                 seq.admitted_at = now
                 seq.num_cached_tokens = min(num_cached, seq.num_prompt)
         for entry in entries:
-            if entry.reserved > entry.seq.num_reserved:
-                entry.seq.num_reserved = entry.reserved
+            seq = entry.seq
+            seq.num_scheduled = entry.start + entry.num_tokens
+            if entry.reserved > seq.num_reserved:
+                seq.num_reserved = entry.reserved
+            if self._speculates:
+                # The row drops what it does not verify now.
+                seq.num_drafts, seq.confidences, seq.parents = 0, (), ()
+                seq.has_drafts_in_flight = bool(entry.verify or entry.propose)
         return Plan(
             entries,
             admitted,
@@ -260,21 +284,21 @@ class PlannedStep(StepBuilder):
             self._groups,
             num_running,
             (
-                (max(seq.num_reserved, seq.num_computed, end), seq.max_known - 1)
+                (max(seq.num_reserved, seq.num_scheduled, end), seq.max_known - 1)
                 for seq, _, end in self._running()
                 if seq is not newcomer
             ),
         )
 
     def _computing(self) -> Iterator[tuple[Sequence, int]]:
-        """Those that run and have known tokens to compute, and where they start."""
+        """Those that run and whose KV lacks known tokens, and how many it has."""
         for seq, start, _ in self._running():
             if seq.num_known - start > 1:
                 yield seq, start
 
     def _running(self) -> Iterator[tuple[Sequence, int, int]]:
-        """Those that run, the newly admitted included; where they start, and the slots they have
-        been given in this plan."""
+        """Those that run, the newly admitted included; the tokens whose KV is in place, and the slots
+        they have been given in this plan."""
         for seq in self._queue.running:
             if seq.seq_id not in self._preempted:
                 entry = self._entries.get(seq.seq_id)
@@ -292,8 +316,10 @@ class PlannedStep(StepBuilder):
         *,
         is_fork: bool = False,
     ) -> bool:
-        start = seq.num_computed if hit is None else hit.num_tokens
+        start = seq.num_scheduled if hit is None else hit.num_tokens
         num_pending = seq.num_known - start
+        if num_pending < 1 and not (num_pending := seq.num_pending):
+            return True  # steps in flight compute all that is known of it
         if num_tokens > num_pending:
             num_tokens = num_pending
         if num_tokens > self._num_tokens_left:

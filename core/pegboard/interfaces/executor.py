@@ -102,6 +102,7 @@ class ExecutorContext:
         on_built: to be called, in the thread that called `start`, once the parts of all workers in
             processes of their own are made and none has loaded a weight.
         on_tensor: to be called there with the name of each parameter that rank 0 has loaded.
+        depth: most steps that are given before the oldest of them is committed.
     """
 
     devices: Sequence[str]
@@ -109,6 +110,7 @@ class ExecutorContext:
     worker_program: Callable[[int], WorkerProgram]
     on_built: Callable[[], None]
     on_tensor: Callable[[str], None]
+    depth: int = 1
 
 
 class Executor(ABC):
@@ -130,7 +132,7 @@ class Executor(ABC):
 
     @abstractmethod
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """`Worker.call` on each worker, by rank. No step is in flight."""
+        """`Worker.call` on each worker, by rank, once the steps that were given before are done."""
 
     @abstractmethod
     def health(self) -> tuple[WorkerHealth, ...]:

@@ -80,7 +80,8 @@ class StepDone:
 
     Attributes:
         time: when.
-        duration_s: of the whole step; `forward_s`, `sampling_s`, `drafting_s` are the worker's.
+        duration_s: from the step's planning, or from the end of the step ahead of it in flight, to its
+            commit; `forward_s`, `sampling_s`, `drafting_s` are the worker's.
         num_prefill_tokens, num_decode_tokens: tokens computed; draft nodes count as decode.
         num_output_tokens: tokens committed.
         num_running, num_waiting: sequences after the step.

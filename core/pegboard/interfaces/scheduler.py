@@ -57,12 +57,13 @@ class SequenceView(Protocol):
     def num_output(self) -> int: ...
     @property
     def num_computed(self) -> int:
-        """Tokens whose KV is in place; 0 while it waits."""
+        """Tokens whose KV is in place, by the steps that are committed; 0 while it waits."""
         ...
 
     @property
     def num_pending(self) -> int:
-        """Known tokens not computed yet: 1 for a sequence that decodes, more while it prefills."""
+        """Known tokens that no step was given yet: 1 for a sequence that decodes, more while it prefills;
+        0 while a step in flight decides how it goes on."""
         ...
 
     @property
@@ -107,7 +108,7 @@ class StepBuilder(Protocol):
 
         Returns:
             False, with nothing changed, when no token, no row or no KV is left, or the sequence is
-            in the step already.
+            in the step already. True, with nothing changed, when nothing of it is pending.
         """
         ...
 
@@ -127,7 +128,8 @@ class StepBuilder(Protocol):
         """Takes a running sequence's row and KV; it waits and computes anew later.
 
         If it was added to this step, its entry goes. False when it does not run, or may not be
-        preempted (the oldest of the highest class only ever grows).
+        preempted: the oldest of the highest class only ever grows, and one that a step in flight
+        computes goes on until that step is committed, which is then done before the next plan.
         """
         ...
 

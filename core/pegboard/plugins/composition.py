@@ -153,6 +153,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         max_num_seqs, max_num_batched_tokens: most running sequences, and tokens a step.
         max_step_ms: milliseconds that a step may take while a sequence decodes, where smaller chunks of
             prompts can help it; None: any.
+        depth: most steps in flight.
         draft_model: reference of the drafter's own model.
         drafter: what the drafter says that it needs.
         num_speculative_tokens: most draft nodes a row; 0: no speculation.
@@ -175,6 +176,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_step_ms: int | None
+    depth: int
     draft_model: str | None
     drafter: DrafterFacts
     num_speculative_tokens: int

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from pegboard.config_values import MAX_DEPTH
 from pegboard.errors import printable
 
 OBJECT = "object"
@@ -23,6 +24,8 @@ Name = Annotated[str, msgspec.Meta(pattern=r"^[^\s]{1,100}\Z")]
 Line = Annotated[str, msgspec.Meta(pattern=r"^[^\r\n]{0,500}\Z")]
 
 Capability = Annotated[str, msgspec.Meta(pattern=r"^\d{1,3}\.\d{1,3}\Z")]
+
+Depth = Annotated[int, msgspec.Meta(ge=1, le=MAX_DEPTH)]
 
 Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 
@@ -160,6 +163,7 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         operations: the operations that a kernel family implements.
         params: the pydantic model of the parameters that a request gives it.
         fields: fields of `SamplingParams` that it acts on.
+        depth: of an executor, the steps in flight that `executor.depth: auto` means.
     """
 
     interface: str
@@ -187,6 +191,7 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     operations: tuple[Operation, ...] = ()
     params: Dotted | None = None
     fields: tuple[str, ...] = ()
+    depth: Depth = 1
 
     @property
     def requirements(self) -> tuple[Requires, ...]:

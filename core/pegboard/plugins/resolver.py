@@ -104,6 +104,7 @@ def resolve(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_step_ms=_max_step_ms(config, numerics, chooser),
+        depth=_depth(config, parts, chooser),
         draft_model=config.drafter.model,
         drafter=drafter.facts,
         num_speculative_tokens=_num_speculative_tokens(config, parts["drafter"]),
@@ -243,6 +244,20 @@ def _max_step_ms(config: Config, numerics: str, chooser: Chooser) -> int | None:
         why = "named in the config; numerics are fast, so how a prompt is cut changes bits"
         chooser.decide(key, wanted, why)
     return wanted
+
+
+def _depth(config: Config, parts: Mapping[str, Part], chooser: Chooser) -> int:
+    key, wanted = "executor.depth", config.executor.depth
+    if wanted != "auto":
+        return wanted
+    executor, drafter = parts["executor"], parts["drafter"]
+    if INACTIVE not in drafter.entry.promises:
+        chooser.decide(
+            key, 1, f"what drafter {drafter.name!r} guesses is known when a step is over"
+        )
+        return 1
+    chooser.decide(key, executor.entry.depth, f"executor {executor.name!r} states it")
+    return executor.entry.depth
 
 
 def _num_threads(config: Config, chooser: Chooser) -> int:

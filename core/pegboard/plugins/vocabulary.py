@@ -56,6 +56,7 @@ OWN_FIELDS: dict[str, tuple[str, ...]] = {
         "calibrators",
     ),
     "kernel": ("operations",),
+    "executor": ("depth",),
     "logits_processor": ("params", "fields"),
     "checkpoint_source": ("files", "describe"),
     "model": ("architectures", "describe"),

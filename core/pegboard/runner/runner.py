@@ -62,7 +62,9 @@ class Runner(Worker):
         accepted = accept(inputs, sampled.token_ids, sampled.usable)
         logprobs = on.sampler.logprobs(inputs, sampled, accepted)
         _compact(on, inputs, accepted)
-        on.rows.commit(batch.rows, accepted.token_ids, accepted.num_committed)
+        # A row that failed gets a token too, for nobody: the host may have planned its next step.
+        lengths = np.maximum(accepted.num_committed, batch.sample)
+        on.rows.commit(batch.rows, accepted.token_ids, lengths)
         times.append(time.perf_counter())
 
         on.drafter.redraft(batch, inputs, accepted, tapped)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -67,6 +68,7 @@ class Row:
     tokens: list[int]
     tables: list[dict[int, int]]
     num_drafts: int = 0
+    sampled_in: int = -1
 
 
 class ShadowWorker(Executor):
@@ -107,7 +109,7 @@ class ShadowWorker(Executor):
             return future
         batch = decode(encode(batch), StepBatch)
         self.batches.append(batch)
-        assert batch.step_id == len(self.batches) - 1
+        assert batch.step_id == len(self.batches) - 1 > batch.fence
         assert len(set(batch.rows.tolist())) == len(batch.rows) > 0
         budget = int(batch.num_tokens.sum() + batch.verify.sum())
         assert budget <= self.max_num_batched_tokens
@@ -153,6 +155,7 @@ class ShadowWorker(Executor):
             start, count = int(batch.num_computed[i]), int(batch.num_tokens[i])
             assert start + count <= len(row.tokens)
             assert bool(batch.sample[i]) == (start + count == len(row.tokens))
+            assert bool(batch.pending[i]) == (batch.sample[i] and row.sampled_in > batch.fence)
             verify = int(batch.verify[i])
             assert verify <= row.num_drafts and (not verify or batch.sample[i])
             drafts = self._drafts(row, verify)
@@ -169,7 +172,7 @@ class ShadowWorker(Executor):
                     if draft is not None and draft != new[-1]:
                         break
                 row.tokens += new
-                row.num_drafts = int(batch.propose[i])
+                row.num_drafts, row.sampled_in = int(batch.propose[i]), batch.step_id
             committed.append(new)
             accepted.append(max(0, len(new) - 1))
             tried.append(min(verify, len(new)))
@@ -354,10 +357,17 @@ def make_bench(
     return Bench(core, worker, prefix_cache, parts["allocator"])
 
 
+@pytest.fixture(params=[1, 2])
+def depth(request: pytest.FixtureRequest) -> int:
+    """Most steps in flight. A test that counts what each call of `step` brings is about a depth of 1."""
+    count: int = request.param
+    return count
+
+
 @pytest.fixture
-def bench() -> Callable[..., Bench]:
-    """Builds an engine; see `make_bench`."""
-    return make_bench
+def bench(depth: int) -> Callable[..., Bench]:
+    """Builds an engine of that depth; see `make_bench`."""
+    return partial(make_bench, depth=depth)
 
 
 @pytest.fixture

@@ -108,6 +108,7 @@ def test_who_does_not_begin_alike_is_not_held_up(bench: Make, dict_cache: Any) -
     engine.run()
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_nobody_waits_for_one_that_ended_or_was_preempted(
     bench: Make, expected: Expected, dict_cache: Any
 ) -> None:

@@ -213,6 +213,7 @@ def test_a_row_that_failed_ends_its_request_alone(bench: Make, expected: Expecte
         assert (last.finish_reason, last.error) == ("error", "the processor failed")
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_a_failing_executor_ends_all_requests(bench: Make) -> None:
     engine = bench(max_num_seqs=1)
     engine.add("runs", [1, 2], max_tokens=9)
@@ -361,6 +362,7 @@ def test_processor_parameters_are_asked_for_and_sent(bench: Make) -> None:
     assert admission.processors == {"penalties": {"presence": 0.5}}
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_a_waiting_request_is_passed_over_for_an_earlier_arrival(bench: Make) -> None:
     engine = bench(max_num_seqs=1)
     engine.add("late", [1, 2], max_tokens=2)

@@ -197,6 +197,7 @@ class Stumbling(Observer, MetricsText):
         pass
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_an_observer_is_told_what_it_missed_when_it_is_back(
     bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +256,7 @@ def test_a_builder_is_closed_when_its_step_is_planned(bench: Make, expected: Exp
         assert outputs[f"{number}", 0].token_ids == expected([number, 1, 2], 5)
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_a_drafter_that_the_worker_cut_off_is_asked_again_after_a_pause(
     bench: Make, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:

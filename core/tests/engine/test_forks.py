@@ -118,6 +118,7 @@ def test_logprobs_of_the_prompt_are_computed_and_handed_out_once(
     assert [value and value.token_id for value in values] == [None, *PROMPT[1:]]
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_nothing_is_forked_from_one_that_was_preempted_in_this_plan(
     bench: Make, expected: Expected
 ) -> None:
@@ -141,6 +142,7 @@ def test_nothing_is_forked_from_one_that_was_preempted_in_this_plan(
     assert not engine.core.cut_off
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_a_preempted_fork_begins_again_as_a_fork(bench: Make, expected: Expected) -> None:
     class Once(FCFS):
         def plan(self, queue: QueueView, step: StepBuilder) -> None:

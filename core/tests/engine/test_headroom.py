@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from pegboard.interfaces.scheduler import QueueView, Scheduler, SchedulerContext, StepBuilder
 
 Make = Callable[..., Any]
@@ -67,6 +69,7 @@ def test_what_is_reserved_is_room(bench: Make) -> None:
     assert _num_preemptions(engine) == 0
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_each_group_keeps_its_own_room(bench: Make) -> None:
     engine = bench(scheduler=Eager, block_sizes=(4, 1), windows=(None, 3), num_blocks=(64, 11))
     for name in "ab":

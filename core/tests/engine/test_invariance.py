@@ -179,13 +179,14 @@ def test_a_pool_for_one_sequence_serves_many(
 
 def test_the_oldest_is_never_preempted(bench: Make) -> None:
     engine = bench(num_blocks=13, max_num_seqs=4)
-    for name in "abcd":
-        engine.add(name, [1, 2, 3, 4], max_tokens=40)
+    for number, name in enumerate("abcd", start=1):
+        engine.add(name, [number, 2, 3, 4], max_tokens=40)
     lengths = []
     while ("a", 0) not in engine.outputs or engine.outputs["a", 0].last.finish_reason is None:
-        engine.step()
-        lengths.append(len(engine.outputs["a", 0].token_ids))
+        lengths += [delta.num_output_tokens for delta in engine.step() if delta.request_id == "a"]
     assert lengths == list(range(1, 41))
+    admitted = [row.token_ids[0] for batch in engine.worker.batches for row in batch.admitted]
+    assert admitted.count(1) == 1
     engine.run()
     assert len(engine.worker.released) > 3, "nothing was preempted: the pool is too large"
 

@@ -236,6 +236,7 @@ def test_no_plan_changes_a_token_or_stops_anything(
         assert lying.resynced and all(lying.resynced)
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_a_step_is_planned_although_the_scheduler_raises(bench: Make) -> None:
     engine = bench(scheduler=lambda context: Lying(raises_half_way))
     engine.add("a", [1, 2, 3], max_tokens=4)

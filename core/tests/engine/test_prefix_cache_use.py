@@ -98,6 +98,7 @@ def test_a_hit_that_comes_to_nothing_was_of_no_use(bench: Make, dict_cache: Any)
     assert engine.core.num_waiting == 1 and engine.cache.used == []
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_a_preempted_sequence_finds_what_it_had_computed(
     bench: Make, dict_cache: Any, expected: Expected
 ) -> None:

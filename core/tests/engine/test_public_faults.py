@@ -312,6 +312,7 @@ def test_the_block_that_has_the_name_is_the_one_that_is_kept(
     assert _all_free(engine)
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_one_preempted_at_the_end_of_its_prompt_leaves_the_prompts_blocks(
     bench: Make, expected: Expected, dict_cache: Any
 ) -> None:
@@ -401,6 +402,7 @@ def test_after_a_preemption_each_step_brings_everybody_a_token(bench: Make) -> N
         assert {delta.request_id for delta in engine.step()} == set("abc")
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_a_preempted_sequence_keeps_its_place(bench: Make) -> None:
     engine = bench(max_num_seqs=2, scheduler=_preempting([-1, -1, -1, 1]))
     for name in "abcd":

@@ -90,6 +90,7 @@ def _plain(batch: StepBatch) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("depth", [1])
 @settings(
     deadline=None,
     max_examples=30,
@@ -178,6 +179,7 @@ def test_drafts_take_no_block_that_another_row_needs(bench: Make, guesses_right:
     assert any(batch.verify.any() for batch in batches)
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_a_row_verifies_in_the_rest_of_its_block_where_no_block_is_free(bench: Make) -> None:
     engine = bench(num_speculative_tokens=4)
     engine.worker.guesses_right = False
@@ -193,6 +195,7 @@ def test_a_row_verifies_in_the_rest_of_its_block_where_no_block_is_free(bench: M
     assert num_verified == [4, 2, 1]
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_known_prefixes_give_way_to_drafts(bench: Make, dict_cache: Any) -> None:
     engine = bench(cache=dict_cache, block_sizes=(1,), num_blocks=21, num_speculative_tokens=4)
     engine.add("old", range(50, 68), max_tokens=2)
@@ -204,6 +207,7 @@ def test_known_prefixes_give_way_to_drafts(bench: Make, dict_cache: Any) -> None
     assert engine.worker.batches[-1].verify.tolist() == [4]
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_the_policy_is_asked_once_a_step_for_all_rows_that_sample(bench: Make) -> None:
     policy = Policy(all_of)
     engine = bench(
@@ -235,6 +239,7 @@ def test_without_a_drafter_no_policy_is_asked(bench: Make) -> None:
     assert policy.asked == []
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_what_the_step_has_no_room_for_is_left_out_from_the_last_row_on(bench: Make) -> None:
     assert _verified_in_nine_tokens(bench, policy=Policy(all_of)) == [4, 2, 0]
 
@@ -371,6 +376,7 @@ def test_a_policy_that_takes_more_time_than_it_may_is_cut_off(
     assert all("choose took" in part.reason for part in engine.core.cut_off)
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_costs_are_those_that_were_measured(bench: Make) -> None:
     costs: list[StepCosts] = []
 

@@ -19,7 +19,7 @@ class Row:
     """A running sequence, as a budget looks at it."""
 
     def __init__(self, num_pending: int) -> None:
-        self.num_known, self.num_computed = 100 + num_pending, 100
+        self.num_known, self.num_scheduled = 100 + num_pending, 100
 
 
 class Rows(Queue):

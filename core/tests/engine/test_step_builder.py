@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
 from pegboard.interfaces.scheduler import (
     QueueView,
     Scheduler,
@@ -61,6 +63,7 @@ def test_requests_for_tokens_are_cut_and_second_entries_refused(bench: Make) -> 
     engine.run()
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_preempting_gives_back_tokens_rows_and_blocks_at_once(
     bench: Make, expected: Expected
 ) -> None:
@@ -112,6 +115,7 @@ def test_one_admitted_and_preempted_in_the_same_step_never_ran(bench: Make) -> N
     assert [len(batch.released) for batch in engine.worker.batches[:2]] == [0, 0]
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_the_highest_class_is_protected_before_the_oldest(bench: Make) -> None:
     answers: list[tuple[int, bool]] = []
 
@@ -155,6 +159,7 @@ def test_a_reserve_that_does_not_fit_admits_nothing(bench: Make) -> None:
     assert engine.core.ledger()[0].held == 7
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_rejected_drafts_leave_no_blocks_behind(bench: Make) -> None:
     engine = bench(block_sizes=(1,), num_speculative_tokens=5, max_model_len=60)
     engine.add("a", [1, 2, 3], max_tokens=50)
@@ -165,6 +170,7 @@ def test_rejected_drafts_leave_no_blocks_behind(bench: Make) -> None:
             assert engine.core.ledger()[0].held == num_tokens - 1
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_drafts_that_cannot_be_of_use_are_not_asked_for(bench: Make) -> None:
     engine = bench(num_speculative_tokens=6)
     engine.add("a", [1, 2, 3], max_tokens=20)

@@ -1,0 +1,129 @@
+"""A step in flight on a real worker: what ends, fails or is checked meanwhile changes no token."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from pegboard import Config, Engine, SamplingParams
+from pegboard.compose import prepare
+from pegboard.interfaces.logits_processor import LogitsProcessor
+from pegboard.request import SequenceDelta
+from pegboard.testing.guessing_drafter import GuessingDrafter
+from pegboard.testing.invariance import Case, differences, run_case
+
+PROMPTS = [tuple(2 + (7 * i + n) % 500 for i in range(n)) for n in (9, 9, 21, 4)]
+DEPTHS = (1, 2)
+
+
+@pytest.fixture(scope="module")
+def config(tiny_models: dict[str, Path]) -> dict[str, Any]:
+    return {
+        "model": str(tiny_models["llama"]),
+        "max_model_len": 64,
+        "dtype": "float64",
+        "kv_cache": {"block_size": 4},
+        "threads": 1,
+    }
+
+
+class FailsAt(LogitsProcessor):
+    """Raises for rows whose history is so long; it reads all of the history."""
+
+    manifest: ClassVar = {"name": "fails_at"}
+
+    def __init__(self) -> None:
+        self.lengths: dict[int, int] = {}
+
+    def admit(self, row: int, params: Any) -> None:
+        self.lengths[row] = params["length"]
+
+    def apply(self, logits: torch.Tensor, rows: Any) -> None:
+        for i, view in enumerate(rows):
+            assert len(view.history) == view.position
+            if view.position >= self.lengths[view.row]:
+                raise ValueError("far enough")
+            logits[i, int(view.history.sum()) % 500] += 3.0
+
+    def release(self, row: int) -> None:
+        del self.lengths[row]
+
+
+def _outputs(config: dict[str, Any], depth: int, **objects: Any) -> dict[str, list[SequenceDelta]]:
+    """The deltas of four requests, of which the first two fail on the way."""
+    deltas: dict[str, list[SequenceDelta]] = {}
+    with Engine({**config, "executor": {"depth": depth}}, **objects) as engine:
+        names = {}
+        for number, prompt in enumerate(PROMPTS):
+            length = (13, 14, 99, 99)[number]
+            params = SamplingParams(
+                temperature=1.0,
+                seed=number,
+                max_tokens=20,
+                ignore_eos=True,
+                processors={"fails_at": {"length": length}},
+            )
+            names[engine.submit(prompt, params).request_id] = str(number)
+        while engine.has_work():
+            for delta in engine.step():
+                deltas.setdefault(names[delta.request_id], []).append(delta)
+    return deltas
+
+
+def test_a_row_that_fails_in_flight_ends_alone(config: dict[str, Any]) -> None:
+    at_one, at_two = (_outputs(config, depth, logits_processor=FailsAt()) for depth in DEPTHS)
+    for name, ahead in at_two.items():
+        tokens, expected = (
+            [token for delta in deltas for token in delta.token_ids]
+            for deltas in (ahead, at_one[name])
+        )
+        assert tokens == expected and len(tokens) == {"0": 4, "1": 5}.get(name, 20)
+        assert ahead[-1].finish_reason == ("error" if name in "01" else "length")
+        assert ahead[-1].error == at_one[name][-1].error
+
+
+def test_cached_blocks_are_compared_behind_the_step_in_flight(config: dict[str, Any]) -> None:
+    params = [SamplingParams(temperature=0.0, max_tokens=6, logprobs=1)] * len(PROMPTS)
+    expected = run_case(config, Case(1), PROMPTS, params)
+    settings = {"executor": {"depth": 2}, "kv_cache": {"block_size": 4, "verify": True}}
+    case = Case(3, arrivals=1, cached=True, settings=settings)
+    got = run_case(config, case, PROMPTS, params)
+    assert differences(expected, got, tolerance=1e-5) == []
+
+
+def test_the_workers_thread_ends_with_the_engine(config: dict[str, Any]) -> None:
+    before = threading.active_count()
+    engine = Engine({**config, "executor": {"depth": 2}})
+    assert threading.active_count() > before
+    engine.submit(PROMPTS[0], SamplingParams(max_tokens=9))
+    engine.step()
+    engine.close()
+    assert threading.active_count() == before
+    assert [delta.finish_reason for delta in engine.step()] == ["abort"]
+
+
+@pytest.mark.parametrize(
+    ("drafts", "wanted", "depth", "why"),
+    [
+        (False, "auto", 1, "executor 'local' states it"),
+        (True, "auto", 1, "drafter"),
+        (False, 2, 2, ""),
+        (True, 2, 2, ""),
+    ],
+)
+def test_the_depth_is_the_configs_or_the_executors(
+    config: dict[str, Any], drafts: bool, wanted: Any, depth: int, why: str
+) -> None:
+    objects: dict[str, Any] = {"drafter": GuessingDrafter({}, 1.0, 1)} if drafts else {}
+    settings = {"executor": {"depth": wanted}}
+    if drafts:
+        settings["drafter"] = {"name": "GuessingDrafter", "num_speculative_tokens": 3}
+    prepared = prepare(Config.from_values({**config, **settings}), **objects)
+    assert prepared.composition.depth == depth
+    said = {decision.key: decision.why for decision in prepared.composition.decisions}
+    assert why in said.get("executor.depth", "")
+    assert ("executor.depth" in said) is (wanted == "auto")
