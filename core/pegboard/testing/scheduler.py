@@ -42,10 +42,15 @@ class SimulatedSequence:
     num_output: int = 0
     num_computed: int = 0
     blocks: int = 0
+    num_in_flight: int = 0
 
     @property
     def num_pending(self) -> int:
-        return self.num_prompt + self.num_output - self.num_computed
+        num_scheduled = self.num_computed + self.num_in_flight
+        num_pending = self.num_prompt + self.num_output - num_scheduled
+        if num_pending > 0 or not self.num_in_flight:
+            return num_pending
+        return int(num_scheduled < self.num_prompt + self.max_tokens - 1)
 
     @property
     def finished(self) -> bool:
@@ -95,6 +100,7 @@ class Simulation:
     Attributes:
         context: limits of a step.
         num_blocks: blocks of four tokens.
+        depth: most steps in flight.
         running, waiting: in order of admission, in order of arrival.
         plans: for each step, sequence to the tokens it computed.
         num_preemptions: so far.
@@ -102,10 +108,12 @@ class Simulation:
 
     context: SchedulerContext
     num_blocks: int
+    depth: int = 1
     running: list[SimulatedSequence] = field(default_factory=list)
     waiting: list[SimulatedSequence] = field(default_factory=list)
     plans: list[dict[int, int]] = field(default_factory=list)
     num_preemptions: int = 0
+    flight: list[dict[int, int]] = field(default_factory=list)
 
     def arrive(self, seq: SimulatedSequence) -> None:
         self.waiting.append(seq)
@@ -117,18 +125,29 @@ class Simulation:
         )
 
     def step(self, scheduler: Scheduler) -> dict[int, int]:
-        """Plans and computes one step; returns sequence to tokens."""
+        """Plans a step and commits the oldest in flight; returns sequence to tokens, as planned."""
         builder = Builder(self)
         scheduler.plan(self.queue(), builder)
-        self.plans.append(dict(builder.entries))
-        for seq_id, num_tokens in builder.entries.items():
-            seq = next(seq for seq in self.running if seq.seq_id == seq_id)
-            seq.num_computed += num_tokens
-            if seq.num_pending == 0:
+        plan = dict(builder.entries)
+        self.plans.append(plan)
+        for seq in self.running:
+            seq.num_in_flight += plan.get(seq.seq_id, 0)
+        self.flight += [plan] if plan else []
+        while self.flight and (
+            len(self.flight) >= self.depth or not plan or builder.waits_for_flight
+        ):
+            self.commit(self.flight.pop(0))
+        return plan
+
+    def commit(self, plan: dict[int, int]) -> None:
+        """What a step computed is in place; who has all that it may get is gone."""
+        for seq in [seq for seq in self.running if seq.seq_id in plan]:
+            seq.num_computed += plan[seq.seq_id]
+            seq.num_in_flight -= plan[seq.seq_id]
+            if seq.num_computed == seq.num_prompt + seq.num_output:
                 seq.num_output += 1
-        for seq in [seq for seq in self.running if seq.finished]:
-            self.drop(seq.seq_id)
-        return self.plans[-1]
+            if seq.finished:
+                self.drop(seq.seq_id)
 
     def drop(self, seq_id: int) -> None:
         """The sequence ended, or its caller went."""
@@ -154,9 +173,14 @@ class Simulation:
 
 
 class Builder(StepBuilder):
-    """The step that is being planned; it refuses sequences that do not fit."""
+    """The step that is being planned; it refuses sequences that do not fit.
+
+    Attributes:
+        waits_for_flight: whether somebody in flight was to be preempted.
+    """
 
     def __init__(self, simulation: Simulation) -> None:
+        self.waits_for_flight = False
         self._sim = simulation
         self._calls = 0
         self.entries: dict[int, int] = {}
@@ -171,13 +195,16 @@ class Builder(StepBuilder):
 
     def add(self, seq: SequenceView, num_tokens: int, reserve: int = 0) -> bool:
         mine = self._find(seq)
+        if not mine.num_pending:
+            return True
         num_tokens = min(num_tokens, mine.num_pending, self.num_tokens_left)
         admitted = mine in self._sim.running
         if num_tokens < 1 or mine.seq_id in self.entries:
             return False
         if not admitted and self.num_rows_left < 1:
             return False
-        blocks = -(-(mine.num_computed + num_tokens + reserve) // BLOCK_SIZE)
+        num_scheduled = mine.num_computed + mine.num_in_flight
+        blocks = -(-(num_scheduled + num_tokens + reserve) // BLOCK_SIZE)
         used = sum(other.blocks for other in self._sim.running)
         if used + blocks - mine.blocks > self._sim.num_blocks:
             return False
@@ -197,6 +224,9 @@ class Builder(StepBuilder):
     def preempt(self, seq: SequenceView) -> bool:
         mine = self._find(seq)
         if mine not in self._sim.running or mine is self._oldest():
+            return False
+        if mine.num_in_flight:
+            self.waits_for_flight = True
             return False
         self.entries.pop(mine.seq_id, None)
         self._sim.running.remove(mine)
@@ -252,14 +282,15 @@ class SchedulerContract:
         raise NotImplementedError("override the fixture `make`")
 
     @_property
-    @given(workload=workloads())
+    @given(workload=workloads(), depth=st.integers(1, 2))
     def test_all_work_is_finished(
         self,
         make: MakeScheduler,
         workload: tuple[SchedulerContext, int, list[SimulatedSequence]],
+        depth: int,
     ) -> None:
         context, num_blocks, sequences = workload
-        simulation, scheduler = Simulation(context, num_blocks), make(context)
+        simulation, scheduler = Simulation(context, num_blocks, depth), make(context)
         for seq in sorted(sequences, key=lambda seq: seq.arrival):
             simulation.arrive(seq)
             simulation.step(scheduler)
@@ -267,15 +298,16 @@ class SchedulerContract:
         simulation.finish(scheduler, max_steps=20 * work + 100)
 
     @_property
-    @given(workload=workloads(), data=st.data())
+    @given(workload=workloads(), depth=st.integers(1, 2), data=st.data())
     def test_sequences_may_vanish_between_steps(
         self,
         make: MakeScheduler,
         workload: tuple[SchedulerContext, int, list[SimulatedSequence]],
+        depth: int,
         data: st.DataObject,
     ) -> None:
         context, num_blocks, sequences = workload
-        simulation, scheduler = Simulation(context, num_blocks), make(context)
+        simulation, scheduler = Simulation(context, num_blocks, depth), make(context)
         for seq in sequences:
             simulation.arrive(seq)
         for seq in sequences:

@@ -38,7 +38,10 @@ def test_with_a_depth_of_two_the_caller_goes_on_while_a_step_runs() -> None:
             return super().execute(batch)
 
     with TemporaryDirectory() as folder:
-        executor = LocalExecutor(ExecutorContext(("cpu",), partial(Waits, Path(folder)), _none, 2))
+        context = ExecutorContext(
+            devices=("cpu",), worker=partial(Waits, Path(folder)), worker_command=_none, depth=2
+        )
+        executor = LocalExecutor(context)
         executor.start()
         results = [executor.execute(batch(step_id)) for step_id in range(2)]
         assert not any(result.done() for result in results)
