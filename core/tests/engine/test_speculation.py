@@ -244,6 +244,7 @@ def test_what_the_step_has_no_room_for_is_left_out_from_the_last_row_on(bench: M
     assert _verified_in_nine_tokens(bench, policy=Policy(all_of)) == [4, 2, 0]
 
 
+@pytest.mark.parametrize("depth", [1])
 def test_by_default_rows_share_the_room(bench: Make) -> None:
     assert _verified_in_nine_tokens(bench) == [2, 2, 2]
 
