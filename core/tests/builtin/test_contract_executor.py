@@ -6,7 +6,6 @@ import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -28,20 +27,17 @@ class TestLocalExecutorOfDepthTwo(ExecutorContract):
     def make(self) -> MakeExecutor:
         return lambda context: LocalExecutor(replace(context, depth=2))
 
+    def test_the_caller_goes_on_while_a_step_runs(
+        self, make: MakeExecutor, context: ExecutorContext, tmp_path: Path
+    ) -> None:
+        free = threading.Event()
 
-def test_with_a_depth_of_two_the_caller_goes_on_while_a_step_runs() -> None:
-    free = threading.Event()
+        class Waits(EchoWorker):
+            def execute(self, batch: StepBatch) -> StepResult:
+                assert free.wait(60), "nobody went on"
+                return super().execute(batch)
 
-    class Waits(EchoWorker):
-        def execute(self, batch: StepBatch) -> StepResult:
-            assert free.wait(60), "nobody went on"
-            return super().execute(batch)
-
-    with TemporaryDirectory() as folder:
-        context = ExecutorContext(
-            devices=("cpu",), worker=partial(Waits, Path(folder)), worker_command=_none, depth=2
-        )
-        executor = LocalExecutor(context)
+        executor = make(replace(context, worker=partial(Waits, tmp_path)))
         executor.start()
         results = [executor.execute(batch(step_id)) for step_id in range(2)]
         assert not any(result.done() for result in results)
@@ -49,7 +45,3 @@ def test_with_a_depth_of_two_the_caller_goes_on_while_a_step_runs() -> None:
         assert executor.call("memory")[0]["method"] == "memory"
         assert [result.result(0).step_id for result in results] == [0, 1]
         executor.close()
-
-
-def _none(rank: int) -> list[str]:
-    raise AssertionError("it needs no process")
