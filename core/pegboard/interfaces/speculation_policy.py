@@ -78,8 +78,8 @@ class StepCosts(Protocol):
 class SpeculationPolicy(ABC):
     """Decides for each step. It can cost time, never change a token.
 
-    A policy that raises, answers anything else than it may, or takes longer than its steps are worth is
-    cut off: there are no drafts until it is tried again.
+    A policy that raises, answers anything but what it may, or takes more than half as long as the
+    workers' steps, is cut off: there are no drafts until it is tried again, after a pause.
     """
 
     @abstractmethod
