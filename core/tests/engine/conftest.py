@@ -71,6 +71,15 @@ class Row:
     sampled_in: int = -1
 
 
+class Answer(Future[StepResult]):
+    """A step's result, which is there at once. An engine with steps in flight can be copied."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Answer:
+        answer = Answer()
+        answer.set_result(self.result())
+        return answer
+
+
 class ShadowWorker(Executor):
     """Executes batches, and checks each of them."""
 
@@ -103,7 +112,7 @@ class ShadowWorker(Executor):
         self.closed += 1
 
     def execute(self, batch: StepBatch) -> Future[StepResult]:
-        future: Future[StepResult] = Future()
+        future = Answer()
         if self.raises is not None:
             future.set_exception(self.raises)
             return future

@@ -50,18 +50,24 @@ def none_of(rows: Sequence[DraftView], tokens_left: int) -> list[Choice]:
     return [Choice(0, 0) for _ in rows]
 
 
-class Random(SpeculationPolicy):
-    """Any drafts. Its copy wants none."""
+def first_of(rows: Sequence[DraftView], tokens_left: int) -> list[Choice]:
+    return [Choice(row.num_drafts, 4) for row in rows[:1]] + none_of(rows[1:], tokens_left)
 
-    def __init__(self, seed: int) -> None:
-        self._dice = random.Random(seed)
+
+def any_of(rows: Sequence[DraftView], tokens_left: int) -> list[Choice]:
+    dice = random.Random(tokens_left)
+    return [Choice(dice.randint(0, row.num_drafts), dice.randint(0, 4)) for row in rows]
+
+
+def now_and_then(rows: Sequence[DraftView], tokens_left: int) -> list[Choice]:
+    return [Choice(-1, 0)] if tokens_left % 5 == 1 else all_of(rows, tokens_left)
+
+
+class Copied(Policy):
+    """Its copy wants no drafts."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Policy:
         return Policy(none_of)
-
-    def choose(self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts) -> list[Choice]:
-        dice = self._dice
-        return [Choice(dice.randint(0, row.num_drafts), dice.randint(0, 4)) for row in rows]
 
 
 class Shuffled(Scheduler):
@@ -90,15 +96,15 @@ def _plain(batch: StepBatch) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("depth", [1])
 @settings(
     deadline=None,
-    max_examples=30,
+    max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=8),
     scheduler=st.sampled_from([FCFS, Shuffled]),
+    policy=st.sampled_from([all_of, first_of, any_of, now_and_then]),
     num_tokens=st.sampled_from([1, 3, 9, 32]),
     max_step_s=st.sampled_from([None, 1e-9]),
     block_size=st.sampled_from([1, 4]),
@@ -112,6 +118,7 @@ def test_plain_tokens_are_planned_as_without_drafts(
     dict_cache: Any,
     lengths: list[tuple[int, int]],
     scheduler: type[Scheduler],
+    policy: Callable[[Sequence[DraftView], int], list[Choice]],
     num_tokens: int,
     max_step_s: float | None,
     block_size: int,
@@ -123,7 +130,7 @@ def test_plain_tokens_are_planned_as_without_drafts(
     longest = max(prompt + output for prompt, output in lengths)
     engine = bench(
         scheduler=scheduler,
-        policy=Random(seed),
+        policy=Copied(policy),
         block_sizes=(block_size,),
         num_blocks=1 + -(-longest // block_size) + spare,
         max_num_seqs=4,
@@ -137,15 +144,17 @@ def test_plain_tokens_are_planned_as_without_drafts(
         engine.add(str(number), range(prompt), max_tokens=output)
     dice = random.Random(seed)
     while engine.core.has_work():
-        twin = copy.deepcopy(engine) if dice.random() < 0.3 else None
+        past = engine.worker.batches
+        num_past = len(past)
+        shared = {id(batch): batch for batch in past}
+        twin = copy.deepcopy(engine, shared) if dice.random() < 0.2 else None
         engine.step()
         if twin is not None:
-            num_batches = len(twin.worker.batches)
             twin.step()
-            ours, theirs = (each.worker.batches[num_batches:] for each in (engine, twin))
+            ours, theirs = (each.worker.batches[num_past:] for each in (engine, twin))
             assert [_plain(batch) for batch in ours] == [_plain(batch) for batch in theirs]
             assert not any(batch.verify.any() for batch in theirs)
-    assert "speculation_policy" not in {part.part for part in engine.core.cut_off}
+    assert policy is now_and_then or not engine.core.cut_off
 
 
 def test_wrong_drafts_cost_no_row_its_turn(bench: Make) -> None:
