@@ -25,7 +25,7 @@ DRAFT = "draft"
 """The drafter's own model."""
 
 
-def inspected_model(  # what was read of a model, one by one
+def inspected_model(
     name: str,
     facts: CheckpointFacts,
     source: Part,

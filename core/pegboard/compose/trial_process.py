@@ -140,7 +140,10 @@ def _why_not(part: Part) -> str:
     misses = [_misses(part, requires) for requires in entry.requirements]
     if all(misses):
         return misses[0]
-    if entry.interface not in ("kernel", "command") and sample_context(entry.interface) is None:
+    reads_one = entry.interface == "drafter" and entry.describe is not None
+    if reads_one or (
+        entry.interface not in ("kernel", "command") and sample_context(entry.interface) is None
+    ):
         return "needs a checkpoint"
     model = None if entry.options is None else resolve_model(entry.options, part.origin)
     if model is not None and any(field.is_required() for field in model.model_fields.values()):

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from pegboard import Config
+from pegboard.builtin.torch_attention import TorchAttention
+from pegboard.cli import main
 from pegboard.compose import Prepared, prepare
 from pegboard.compose.making import Maker, parts_of
 from pegboard.compose.worker import worker_parts
 from pegboard.errors import CompositionRefused, InterfaceNotSatisfied
-from pegboard.interfaces.drafter import DrafterContext, DrafterFacts, DraftSlots
+from pegboard.interfaces.attention import AttentionContext
+from pegboard.interfaces.drafter import VERSION, DrafterContext, DrafterFacts, DraftSlots
+from pegboard.plugins.listing import list_plugins
 from pegboard.plugins.loader import load_plugins
 from pegboard.testing import model_drafters
 from pegboard.testing.model_drafters import SecondModel
@@ -164,6 +169,72 @@ def test_what_it_makes_is_what_it_described(drafted: Drafted, kind: type[Any], r
     kind.manifest = SecondModel.manifest
     with pytest.raises(InterfaceNotSatisfied, match=reason):
         start(drafted(kind))
+
+
+def test_an_attention_object_serves_one_model_alone(target: Path, draft: Path) -> None:
+    config = {"model": str(target), "max_model_len": 64, "drafter": {"model": str(draft)}}
+    context = AttentionContext((), (), 1, "float32", "cpu", 1, cast(Any, None))
+    parts: dict[str, Any] = {"drafter": SecondModel, "attention": Attending(context)}
+    with pytest.raises(InterfaceNotSatisfied, match="is one object, and the drafter's model needs"):
+        start(prepare(Config.from_values(config), **parts))
+    parts["attention"] = Attending
+    start(prepare(Config.from_values(config), **parts))
+
+
+class Attending(TorchAttention):
+    manifest: ClassVar[dict[str, Any]] = {
+        "layout": "pegboard.builtin.torch_attention_layout:layout"
+    }
+
+
+PLUGIN = f"""# /// pegboard
+# plugin = {{name = "second_model"}}
+# [[provides]]
+# interface = "drafter"
+# version = {VERSION}
+# name = "second_model"
+# summary = "A second model of the registry"
+# promises = ["draft_model"]
+# describe = "pegboard.testing.model_drafters:describe_second_model"
+# ///
+from pegboard import hookimpl
+
+
+@hookimpl
+def pegboard_drafters():
+    from pegboard.testing.model_drafters import SecondModel
+
+    return {{"second_model": SecondModel}}
+"""
+
+
+def test_check_makes_and_shows_it(
+    tmp_path: Path, target: Path, draft: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "second_model.py"
+    file.write_text(PLUGIN)
+    drafting = f"drafter={{name: second_model, model: {draft}}}"
+    arguments = ["check", str(target), "--max-model-len", "64", "--load"]
+    assert main([*arguments, "--set", f"plugins.load=[{file}]", "--set", drafting]) == 0
+    said = capsys.readouterr().out
+    assert f"drafter: its model is {draft} (LlamaForCausalLM)" in said
+    assert "draft: weights: layers" in said and "draft: KV: " in said
+
+
+def test_loading_a_plugin_leaves_out_what_needs_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "second_model.py"
+    file.write_text(PLUGIN)
+    others = [plugin.name for plugin in list_plugins() if plugin.name != "builtin"]
+    config = tmp_path / "config.yaml"
+    plugins = {"load": [str(file)], "disable": sorted(others)}
+    config.write_text(json.dumps({"model": "none", "plugins": plugins}))
+    assert main(["plugins", "--load", "--json", "--config", str(config)]) == 0
+    (loaded,) = (
+        plugin for plugin in json.loads(capsys.readouterr().out) if plugin["name"] == "second_model"
+    )
+    assert loaded["faults"] == [] and "needs a checkpoint" in loaded["not_made"][0]
 
 
 def test_a_model_that_was_not_described_is_refused(
