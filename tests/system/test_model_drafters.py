@@ -19,7 +19,7 @@ from pegboard.cli.check import report
 from pegboard.compose import prepare
 from pegboard.interfaces import drafter
 from pegboard.interfaces.drafter import DrafterContext, Observation, UnitTokens
-from pegboard.interfaces.observer import Event, Observer, StepDone
+from pegboard.interfaces.observer import ErrorHappened, Event, Observer, StepDone
 from pegboard.runner import guarded_drafter
 from pegboard.testing.dense_decoder import DenseDecoder
 from pegboard.testing.dict_cache import DictCache
@@ -45,6 +45,8 @@ CASES = [
     Case(batch=2, chunk=7, budget=40),
     Case(batch=7, interruptions=3, arrivals=1),
     Case(batch=3, disorder=5, budget=24),
+    Case(batch=3, chunk=7, budget=40, arrivals=1, settings={"executor": {"depth": 2}}),
+    Case(batch=4, interruptions=2, settings={"executor": {"depth": 2}}),
 ]
 
 
@@ -150,13 +152,18 @@ def test_a_second_model_drafts_what_it_would_say_alone(
     check_second(proposals, dense(second))
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 def test_its_kv_is_served_by_a_prefix_cache_with_the_targets(
-    config: dict[str, Any], second: Path, expected: Traces
+    config: dict[str, Any], second: Path, expected: Traces, depth: int
 ) -> None:
-    case = Case(batch=2, arrivals=1)
+    """At each hit the bytes of blocks are compared with those that they had when they were published."""
+    settings = {"executor": {"depth": depth}, "kv_cache": {"verify": True}}
+    case, listener = Case(batch=2, arrivals=1, settings=settings), Listener()
     config = {key: value for key, value in config.items() if key != "prefix_cache"}
-    proposals = proposals_of(config, SecondModel, second, case, expected, prefix_cache=DictCache)
+    objects = {"prefix_cache": DictCache, "observer": [listener]}
+    proposals = proposals_of(config, SecondModel, second, case, expected, **objects)
     check_second(proposals, dense(second))
+    assert listener.errors == []
 
 
 def test_a_pool_that_is_too_small_for_all_drafts_changes_no_token(
@@ -368,13 +375,17 @@ def test_a_plugin_brings_its_model_to_whichever_worker(
 
 
 class Listener(Observer):
-    """Counts drafts."""
+    """Counts drafts, and notes errors."""
 
-    num_tried = 0
+    def __init__(self) -> None:
+        self.num_tried = 0
+        self.errors: list[ErrorHappened] = []
 
     def observe(self, event: Event) -> None:
         if isinstance(event, StepDone):
             self.num_tried += event.num_drafts_tried
+        elif isinstance(event, ErrorHappened):
+            self.errors.append(event)
 
     def close(self) -> None:
         pass
