@@ -160,7 +160,7 @@ def test_its_kv_is_served_by_a_prefix_cache_with_the_targets(
     settings = {"executor": {"depth": depth}, "kv_cache": {"verify": True}}
     case, listener = Case(batch=2, arrivals=1, settings=settings), Listener()
     config = {key: value for key, value in config.items() if key != "prefix_cache"}
-    objects = {"prefix_cache": DictCache, "observer": [listener]}
+    objects: dict[str, Any] = {"prefix_cache": DictCache, "observer": [listener]}
     proposals = proposals_of(config, SecondModel, second, case, expected, **objects)
     check_second(proposals, dense(second))
     assert listener.errors == []
