@@ -146,8 +146,6 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
         pending: bool [R], whether the row's last token is one the host does not know yet: the step in
             flight before this one makes it, and the worker's row has it then. A row that failed there
             gets a token all the same, of which nobody hears.
-        taps: indices of decoder layers whose input hidden states this step captures beside those
-            that the drafter declares, ascending; -1 is the embedding's output.
         drafts: draft nodes fed in by the host; None: the worker's own.
         drafter_trial: how often the host tried a drafter again that had erred. Once it has, the worker
             does not call it before this has changed, and then only for rows admitted from there on.
@@ -165,7 +163,6 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     verify: Int32
     propose: Int32
     pending: Bool
-    taps: tuple[int, ...] = ()
     drafts: Drafts | None = None
     drafter_trial: int = 0
 

@@ -76,7 +76,6 @@ BATCH = StepBatch(
     verify=ints(0, 4),
     propose=ints(6, 0),
     pending=np.array([False, True]),
-    taps=(-1, 2, 30),
     drafter_trial=3,
     drafts=Drafts(
         rows=ints(4),

@@ -160,7 +160,6 @@ def build_engine(prepared: Prepared, starting: Starting = Starting()) -> EngineC
             num_speculative_tokens=composition.num_speculative_tokens,
             draft_slots=composition.drafter.slots if len(composition.models) > 1 else None,
             drafter_name=composition.parts["drafter"].name,
-            taps=(),
             make_detokenizer=_detokenizer_factory(tokenizer),
             max_token_bytes=None if tokenizer is None else tokenizer.max_token_bytes,
             processor_params=processor_params(composition),

@@ -17,7 +17,6 @@ def build_batch(
     flight: Flight,
     released: tuple[RowRelease, ...],
     groups: Sequence[KVGroup],
-    taps: tuple[int, ...],
     drafter_trial: int,
 ) -> StepBatch:
     """The batch of the step that is launched next: differences only."""
@@ -35,7 +34,6 @@ def build_batch(
         verify=_int32([entry.verify for entry in entries]),
         propose=_int32([entry.propose for entry in entries]),
         pending=_pending(entries) if flight else np.zeros(len(entries), np.bool_),
-        taps=taps,
         drafter_trial=drafter_trial,
     )
 

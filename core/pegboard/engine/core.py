@@ -281,7 +281,6 @@ class EngineCore:
             self._flight,
             self._queue.take_released(),
             self._parts.groups,
-            self._parts.taps,
             self._speculation.drafter_trial,
         )
         self._flight.launch(Launched(plan, batch, started))

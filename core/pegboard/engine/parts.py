@@ -57,7 +57,6 @@ class EngineParts:
         draft_slots: slots past a row's last known token that the drafter's own KV groups need; None: it
             has none.
         drafter_name: what messages call the drafter, which lives in the workers.
-        taps: decoder layers whose inputs are captured beside those that the drafter wants.
         make_detokenizer: a fresh one for a sequence; None: deltas carry no text.
         skipped_id: the id of the token that is written so, where answers do not show it, else None;
             None: answers have no text.
@@ -84,7 +83,6 @@ class EngineParts:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     num_speculative_tokens: int
-    taps: tuple[int, ...]
     make_detokenizer: Callable[[], Detokenizer] | None
     processor_params: Callable[[SamplingParams], dict[str, dict[str, Any]]]
     seed: int | None

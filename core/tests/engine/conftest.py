@@ -355,7 +355,6 @@ def make_bench(
         "vocab_size": VOCAB_SIZE,
         "eos_token_ids": (),
         "num_speculative_tokens": num_speculative_tokens,
-        "taps": (),
         "make_detokenizer": None,
         "processor_params": lambda params: {},
         "seed": None,

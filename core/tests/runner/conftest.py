@@ -202,7 +202,6 @@ class Host:
         verify: Mapping[int, int] | None = None,
         propose: int = 0,
         drafts: Drafts | None = None,
-        taps: tuple[int, ...] = (),
         drafter_trial: int = 0,
     ) -> StepResult:
         """Computes so many tokens of each row, and so many draft nodes."""
@@ -228,7 +227,6 @@ class Host:
             verify=ints(verify.get(row, 0) for row in chunks),
             propose=ints(propose for _ in chunks),
             pending=np.zeros(len(chunks), dtype=np.bool_),
-            taps=taps,
             drafts=drafts,
             drafter_trial=drafter_trial,
         )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.errors import MAX_REASON_LEN, EngineError
+from pegboard.errors import MAX_REASON_LEN
 from pegboard.interfaces.drafter import Drafter, Observation
 from pegboard.runner import guarded_drafter
 from pegboard.testing.erring_drafter import ANSWERS, ERRORS, nodes_of
@@ -191,10 +191,3 @@ def test_a_model_without_the_hidden_states_costs_the_drafter_alone(
     )
     host.decode([0], LENGTH)
     assert host.output(0) == expected[0]
-
-
-def test_a_step_with_taps_that_do_not_exist_is_refused(make_host: Any) -> None:
-    host = make_host()
-    host.admit(0, PROMPTS[0])
-    with pytest.raises(EngineError, match=r"taps \[3, -2\]; allowed: -1 to 2"):
-        host.step({0: 1}, taps=(0, 3, -2))

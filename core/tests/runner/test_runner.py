@@ -208,8 +208,8 @@ def test_taps_are_the_inputs_of_layers(make_host: Any) -> None:
         drafter = Recorder()
         host = make_host(drafter=drafter)
         host.admit(0, PROMPT)
-        host.prefill([0], size, taps=(-1, 1))
-        host.decode([0], 5, taps=(-1, 1))
+        host.prefill([0], size)
+        host.decode([0], 5)
         tokens = np.concatenate([s.token_ids for s in drafter.seen]).tolist()
         positions = np.concatenate([s.positions for s in drafter.seen]).tolist()
         assert tokens == host.rows[0].tokens[:-1]
