@@ -148,10 +148,6 @@ class Sequence:
         self.last_token_at: float | None = None
 
     @property
-    def has_ended(self) -> bool:
-        return self.ended is not None
-
-    @property
     def num_output(self) -> int:
         return self.num_known - self.num_prompt
 
