@@ -6,7 +6,8 @@
             return MyDrafter                # called with a DrafterContext
 
 The suite plays the runner: sequences take rows, compute chunks, get tokens, and leave. A drafter may
-guess anything; its nodes must be usable.
+guess anything; its nodes must be usable. The context has no worker: a drafter with a model of its own is
+tested in an engine, as those of `testing.model_drafters` are.
 """
 
 from __future__ import annotations
