@@ -34,6 +34,7 @@ _TRAVELLING = ("pegboard.step", "pegboard.request")
 """Modules of values that travel, beside those in `interfaces`."""
 
 _DOTTED = msgspec.json.schema(Dotted)["pattern"]
+_SHOWN = ("__init__", "__call__")
 _SECTION = re.compile(r"(Args|Attributes|Returns|Raises):")
 _ENTRY = re.compile(r" {4}(?P<names>\S[^:]*): (?P<text>.*)")
 
@@ -274,9 +275,9 @@ def _class(node: ast.ClassDef, source: str) -> Iterator[str]:
 
 
 def _methods(node: ast.ClassDef) -> list[ast.FunctionDef]:
-    """For others; `__init__` is what a class that the core makes must take."""
+    """Those for others, and what makes an object or calls it."""
     functions = [member for member in node.body if isinstance(member, ast.FunctionDef)]
-    return [one for one in functions if one.name == "__init__" or not one.name.startswith("_")]
+    return [one for one in functions if one.name in _SHOWN or not one.name.startswith("_")]
 
 
 def _told(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.stmt, str]]:

@@ -34,15 +34,15 @@ class DraftSlots:
     """Slots past a row's last known token that a drafter's KV groups need to propose nodes.
 
     Attributes:
-        fixed: however many nodes they are; may be negative.
-        a_node: more for each node.
+        fixed: slots whatever the number of nodes; may be negative.
+        a_node: further slots for each node.
     """
 
     fixed: int = 0
     a_node: int = 1
 
     def past(self, num_nodes: int) -> int:
-        """Those for so many nodes."""
+        """Slots past the last known token for so many nodes."""
         return max(0, self.fixed + self.a_node * num_nodes)
 
 
@@ -209,9 +209,10 @@ class Observation:
         offsets: int32 [R + 1]; entries of a row in the arrays below.
         token_ids: int32 [N], tokens whose hidden states were computed and kept: prompt chunks and
             accepted nodes.
-        positions: int32 [N].
-        taps: decoder layer to its input hidden states [N, hidden_size].
-        next_offsets, next_token_ids: int32 [R + 1], [T], tokens committed in this execute.
+        positions: int32 [N], of these tokens in their sequences.
+        taps: each of the drafter's taps to its hidden states [N, hidden_size].
+        next_offsets: int32 [R + 1]; entries of a row in `next_token_ids`.
+        next_token_ids: int32 [T], tokens committed in this execute.
         propose: int32 [R], most nodes to propose for each row.
         num_cached: int32 [R], tokens of the row that a cache or a fork served; they are not observed, and
             their KV is there.
@@ -253,7 +254,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def release(self, row: int, num_tokens: int) -> None:
-        """The row is given back; only its first `num_tokens` tokens ever were."""
+        """The row is given back. Its first `num_tokens` tokens are final; later ones never were."""
 
     @abstractmethod
     def propose(self, seen: Observation) -> tuple[Drafts, Float32]:

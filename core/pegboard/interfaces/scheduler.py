@@ -135,8 +135,8 @@ class StepBuilder(Protocol):
 
 
 class Scheduler(ABC):
-    """A policy; it keeps no truth of its own, and calls no engine: one that steps, takes or aborts
-    requests meanwhile gets an EngineError."""
+    """A policy. The truth about sequences is in `queue` and `step`, so that it needs none of its own. It
+    must not call the engine, which answers it with an EngineError."""
 
     def resync(self, queue: QueueView) -> None:
         """Others have planned for a while; the queue is what is left. A policy that counts begins anew
