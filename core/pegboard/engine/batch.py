@@ -21,6 +21,7 @@ def build_batch(
 ) -> StepBatch:
     """The batch of the step that is launched next: differences only."""
     entries = plan.entries
+    none = np.zeros(len(entries), np.int32)
     return StepBatch(
         step_id=flight.newest + 1,
         fence=flight.fence,
@@ -31,8 +32,8 @@ def build_batch(
         num_computed=_int32([entry.start for entry in entries]),
         num_tokens=_int32([entry.num_tokens for entry in entries]),
         sample=np.array([entry.samples for entry in entries], np.bool_),
-        verify=_int32([entry.verify for entry in entries]),
-        propose=_int32([entry.propose for entry in entries]),
+        verify=_int32([entry.verify for entry in entries]) if plan.has_drafts else none,
+        propose=_int32([entry.propose for entry in entries]) if plan.has_drafts else none,
         pending=_pending(entries) if flight else np.zeros(len(entries), np.bool_),
         drafter_trial=drafter_trial,
     )

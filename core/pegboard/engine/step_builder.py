@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import index
 
@@ -66,6 +66,7 @@ class Plan:
         changed: those whose block tables or blocks change.
         num_preempted: sequences preempted for it.
         num_tokens: computed in it, draft nodes included.
+        has_drafts: whether an entry verifies or proposes some.
     """
 
     entries: tuple[Entry, ...]
@@ -73,6 +74,7 @@ class Plan:
     changed: tuple[Entry, ...]
     num_preempted: int
     num_tokens: int
+    has_drafts: bool
 
 
 class PlannedStep(StepBuilder):
@@ -239,16 +241,13 @@ class PlannedStep(StepBuilder):
             seq.num_scheduled = entry.start + entry.num_tokens
             if entry.reserved > seq.num_reserved:
                 seq.num_reserved = entry.reserved
-            if self._speculates:
-                # The row drops what it does not verify now.
-                seq.num_drafts, seq.confidences, seq.parents = 0, (), ()
-                seq.has_drafts_in_flight = bool(entry.verify or entry.propose)
         return Plan(
             entries,
             admitted,
             tuple(self._changed.values()),
             len(self._preempted),
             self.num_tokens + self._num_draft_nodes,
+            self._speculates and _use_drafts(entries),
         )
 
     def _admit(self, seq: Sequence, num_tokens: int, reserve: int) -> bool:
@@ -362,6 +361,17 @@ class PlannedStep(StepBuilder):
         running = [seq for seq in self._queue.running if seq.seq_id not in self._preempted]
         running += [entry.seq for entry in self._entries.values() if entry.hit is not None]
         return min(running, key=lambda seq: (seq.priority, seq.arrival, seq.seq_id), default=None)
+
+
+def _use_drafts(entries: Iterable[Entry]) -> bool:
+    """The drafts of these rows are verified now, or void. Whether any are in flight then."""
+    has_drafts = False
+    for entry in entries:
+        seq = entry.seq
+        seq.num_drafts, seq.confidences, seq.parents = 0, (), ()
+        seq.has_drafts_in_flight = bool(entry.verify or entry.propose)
+        has_drafts |= seq.has_drafts_in_flight
+    return has_drafts
 
 
 def _joined(first: Growth, second: Growth) -> Growth:
