@@ -11,6 +11,7 @@ import pytest
 
 from pegboard import Engine, errors
 from pegboard.config import Config
+from pegboard.plugins.contracts import CONTRACTS
 
 Configure = Callable[..., Config]
 
@@ -53,16 +54,17 @@ QUANTIZER = {
     "parameters": '":parameters"',
     "resident_bytes": '":resident_bytes"',
 }
-FIELDS: dict[tuple[str, str], tuple[int, dict[str, str], dict[str, str]]] = {
-    ("checkpoint_source", "describe"): (1, {"files": '["*.safetensors"]', "priority": "9"}, {}),
-    ("model", "describe"): (0, {"architectures": '["LlamaForCausalLM"]', "priority": "9"}, {}),
-    ("attention", "layout"): (0, {}, {"attention": "mine"}),
-    ("attention", "estimate"): (0, {"layout": '":layout"'}, {"attention": "mine"}),
-    ("quantizer", "formats"): (2, QUANTIZER, {"quantizer": "mine"}),
-    ("quantizer", "parameters"): (2, QUANTIZER, {"quantizer": "mine"}),
-    ("quantizer", "resident_bytes"): (2, QUANTIZER, {"quantizer": "mine"}),
-    ("quantizer", "kv_scales"): (2, QUANTIZER, {"quantizer": "mine"}),
-    ("quantizer", "alternatives"): (2, QUANTIZER, {"quantizer": "mine"}),
+FIELDS: dict[tuple[str, str], tuple[dict[str, str], dict[str, str]]] = {
+    ("checkpoint_source", "describe"): ({"files": '["*.safetensors"]', "priority": "9"}, {}),
+    ("model", "describe"): ({"architectures": '["LlamaForCausalLM"]', "priority": "9"}, {}),
+    ("drafter", "describe"): ({}, {"drafter": "mine"}),
+    ("attention", "layout"): ({}, {"attention": "mine"}),
+    ("attention", "estimate"): ({"layout": '":layout"'}, {"attention": "mine"}),
+    ("quantizer", "formats"): (QUANTIZER, {"quantizer": "mine"}),
+    ("quantizer", "parameters"): (QUANTIZER, {"quantizer": "mine"}),
+    ("quantizer", "resident_bytes"): (QUANTIZER, {"quantizer": "mine"}),
+    ("quantizer", "kv_scales"): (QUANTIZER, {"quantizer": "mine"}),
+    ("quantizer", "alternatives"): (QUANTIZER, {"quantizer": "mine"}),
 }
 BODIES = {
     "raises": "return {}['no such key']",
@@ -81,7 +83,8 @@ BODIES = {
 def test_a_function_that_fails_is_named_with_its_plugin(
     tmp_path: Path, config_of: Configure, interface: str, field: str
 ) -> None:
-    version, more, values = FIELDS[interface, field]
+    more, values = FIELDS[interface, field]
+    (version,) = CONTRACTS[interface].versions
     for name, body in BODIES.items():
         fields = {**more, field: '":odd"'}
         lines = "".join(f"# {key} = {value}\n" for key, value in fields.items())
