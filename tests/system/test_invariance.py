@@ -357,8 +357,8 @@ class Counting(Observer):
         if isinstance(event, StepDone):
             self.num_steps += 1
             self.num_preempted += event.num_preempted
-            self.num_tried += event.num_drafts_tried
-            self.num_accepted += event.num_drafts_accepted
+            self.num_tried += event.num_tried
+            self.num_accepted += event.num_accepted
             self.num_prefilled += event.num_prefill_tokens
             self.most_prefilled = max(self.most_prefilled, event.num_prefill_tokens)
             self.num_hit += event.num_prefix_hits

@@ -383,7 +383,7 @@ class Listener(Observer):
 
     def observe(self, event: Event) -> None:
         if isinstance(event, StepDone):
-            self.num_tried += event.num_drafts_tried
+            self.num_tried += event.num_tried
         elif isinstance(event, ErrorHappened):
             self.errors.append(event)
 

@@ -281,7 +281,9 @@ class _DraftMetrics:
     def __init__(self, make: MetricMaker) -> None:
         self._labels = make.labels
         self._drafts = make.counter("spec_decode_num_drafts", "Drafts verified")
-        self._tried = make.counter("spec_decode_num_draft_tokens", "Draft tokens verified")
+        self._tried = make.counter(
+            "spec_decode_num_draft_tokens", "Depths at which a draft token was compared"
+        )
         self._accepted = make.counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
         self._by_position = make.counter(
             "spec_decode_num_accepted_tokens_per_pos", "By position in the draft", ("position",)
@@ -289,8 +291,8 @@ class _DraftMetrics:
 
     def done(self, event: StepDone) -> None:
         self._drafts.inc(len(event.accepted_per_draft))
-        self._tried.inc(event.num_drafts_tried)
-        self._accepted.inc(event.num_drafts_accepted)
+        self._tried.inc(event.num_tried)
+        self._accepted.inc(event.num_accepted)
         for accepted in event.accepted_per_draft:
             for position in range(accepted):
                 self._by_position.labels(*self._labels, str(position)).inc()

@@ -72,7 +72,7 @@ def _admission(entry: Entry) -> RowAdmission:
             if seq.wants_prompt_logprobs and params.prompt_logprobs is not None
             else -1
         ),
-        # A worker in this process gets this very object; the next admission needs it unchanged.
+        # A worker in this process gets this very object. It must not change before the next admission.
         processors=copy_plain(seq.owner.processors),
         num_cached=entry.start,
     )

@@ -1,52 +1,28 @@
-"""From a step's result to sequences that went on or ended."""
+"""Puts a step's result in force: sequences go on or end."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 
 from pegboard.engine.flight import Flight
 from pegboard.engine.logprobs import logprobs_of
 from pegboard.engine.observers import Observers
-from pegboard.engine.outputs import delta
 from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefix.prefixes import Prefixes
 from pegboard.engine.queue import Queue
+from pegboard.engine.reporting import Tally
 from pegboard.engine.sequence import OpenRequest, Sequence
 from pegboard.engine.step_builder import Plan
 from pegboard.errors import INTERRUPTS, described
 from pegboard.interfaces.observer import ErrorHappened, SequenceFinished
-from pegboard.request import FinishReason, SequenceDelta
+from pegboard.request import FinishReason, SequenceDelta, TokenLogprob
 from pegboard.step import Logprobs, StepResult
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Tally:
-    """What a step did, for observers.
-
-    Attributes:
-        num_output_tokens: committed.
-        num_drafts_tried, num_drafts_accepted: depths.
-        first_token_s: seconds since arrival, of each first token.
-        inter_token_s: seconds since the last tokens, of each other sequence that got some.
-        num_prompt_tokens, num_cached_prompt_tokens: of requests whose prompt is done.
-        accepted_per_draft: depths accepted, of each draft that was verified.
-    """
-
-    num_output_tokens: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_prompt_tokens: int = 0
-    num_drafts_tried: int = 0
-    num_drafts_accepted: int = 0
-    first_token_s: list[float] = field(default_factory=list)
-    inter_token_s: list[float] = field(default_factory=list)
-    accepted_per_draft: list[int] = field(default_factory=list)
-
-
 class Committer:
-    """Writes results into sequences and collects what goes out."""
+    """Writes results into sequences and collects the deltas."""
 
     def __init__(
         self,
@@ -73,36 +49,36 @@ class Committer:
         return bool(self._deltas)
 
     def take_deltas(self) -> list[SequenceDelta]:
-        """What was collected since the last call."""
+        """The deltas since the last call."""
         deltas, self._deltas = self._deltas, []
         return deltas
 
     def commit(self, plan: Plan, result: StepResult, now: float) -> Tally:
-        """Puts the step's result in force, in the order of the batch's rows. What it brought for a
-        sequence that has ended meanwhile is void."""
+        """Puts the step's result in force, in the order of the batch's rows. Tokens of a sequence that has
+        ended meanwhile are void."""
         tally = Tally()
         offsets, token_ids = result.offsets.tolist(), result.token_ids.tolist()
         accepted = result.num_accepted.tolist()
         if self._speculates:
-            tally.num_drafts_tried = int(result.num_tried.sum())
-            tally.num_drafts_accepted = int(result.num_accepted.sum())
+            tally.num_tried = int(result.num_tried.sum())
+            tally.num_accepted = int(result.num_accepted.sum())
             tally.accepted_per_draft = result.num_accepted[result.num_tried > 0].tolist()
             _keep_drafts(plan, result)
         self._fail(plan, result.failed, now)
         if result.prompt_logprobs is not None:
             self._collect(plan, result.prompt_logprobs, now)
-        for row, entry in enumerate(plan.entries):
+        for index, entry in enumerate(plan.entries):
             seq = entry.seq
             if seq.row is None:
                 continue
-            num_accepted = accepted[row]
+            num_accepted = accepted[index]
             seq.num_computed = entry.start + entry.num_tokens + num_accepted
             if num_accepted:
                 seq.num_scheduled += num_accepted
-                # The slots are there; from now on they are tokens', no longer drafts'.
+                # The accepted drafts are in their slots; from now on these are tokens' slots.
                 self._allocator.grow(seq.seq_id, seq.num_computed)
-            committed = token_ids[offsets[row] : offsets[row + 1]]
-            if committed and not self._extend(seq, committed, row, result, tally, now):
+            committed = token_ids[offsets[index] : offsets[index + 1]]
+            if committed and not self._extend(seq, committed, index, result, tally, now):
                 continue
             if seq.num_computed >= seq.num_published + self._prefixes.stride:
                 self._prefixes.publish(seq)
@@ -122,18 +98,18 @@ class Committer:
         """Ends all sequences of a request that are still open."""
         for seq in tuple(request.sequences):
             seq.ended = reason
-            self._deltas.append(delta(seq, error=error))
+            self._deltas.append(_delta(seq, error=error))
             self._retire(seq, now)
 
     def abandon(self, reason: FinishReason, now: float, error: str | None = None) -> None:
-        """Ends all requests of an engine that goes on no more, wherever a commit was left."""
+        """Ends all requests of a broken engine, also in the midst of a commit."""
         told = {(last.request_id, last.index) for last in self._deltas if last.finish_reason}
         left = [seq for request in self._queue for seq in request.sequences]
         ended = [seq for seq in left if (seq.owner.request.request_id, seq.index) not in told]
         for seq in ended:
             seq.ended = reason
-            self._deltas.append(delta(seq, error=error))
-        # From here on nothing is open, should this be interrupted too.
+            self._deltas.append(_delta(seq, error=error))
+        # From here on no request is open, also if this is interrupted.
         self._queue.clear()
         for seq in ended:
             self._observers.tell(_finished(seq, now))
@@ -147,20 +123,20 @@ class Committer:
         self,
         seq: Sequence,
         committed: list[int],
-        row: int,
+        index: int,
         result: StepResult,
         tally: Tally,
         now: float,
     ) -> bool:
-        """Takes new tokens; whether the request goes on, or ends by one of them."""
+        """Takes new tokens. Returns whether the request goes on; one of them may end it."""
         num_known = seq.num_known
         try:
             count, text = seq.take(committed)
             num_top = seq.owner.request.params.logprobs
             logprobs = (
-                None if num_top is None else logprobs_of(result.logprobs, row, count, num_top)
+                None if num_top is None else logprobs_of(result.logprobs, index, count, num_top)
             )
-            self._deltas.append(delta(seq, tuple(committed[:count]), text, logprobs))
+            self._deltas.append(_delta(seq, tuple(committed[:count]), text, logprobs))
         except INTERRUPTS:
             raise
         except BaseException as error:
@@ -180,7 +156,7 @@ class Committer:
         return True
 
     def _trim(self, seq: Sequence, left_over: bool) -> None:
-        """Gives back what drafts and the window left behind.
+        """Gives back the blocks of drafts and of tokens before the window.
 
         left_over: whether there are slots of rejected drafts, or of a drafter's own.
         """
@@ -191,7 +167,7 @@ class Committer:
             self._allocator.trim(seq.seq_id, seq.num_trimmed, keep_to)
 
     def _fail(self, plan: Plan, failed: dict[int, str], now: float) -> None:
-        """A row that failed ends its whole request."""
+        """Ends the whole request of each row that failed."""
         for entry in plan.entries if failed else ():
             row = entry.seq.row
             if row is not None and row in failed:
@@ -200,19 +176,19 @@ class Committer:
                 self.end(entry.seq.owner, "error", now, failed[row])
 
     def _collect(self, plan: Plan, logprobs: Logprobs, now: float) -> None:
-        """Keeps what the step brought of prompts' logprobs."""
-        for row, entry in enumerate(plan.entries):
+        """Collects the step's logprobs of prompts."""
+        for index, entry in enumerate(plan.entries):
             request = entry.seq.owner
             if request.prompt_logprobs is not None and entry.seq.ended is None:
                 try:
-                    request.prompt_logprobs.add(logprobs, row, entry.start)
+                    request.prompt_logprobs.add(logprobs, index, entry.start)
                 except INTERRUPTS:
                     raise
                 except BaseException as error:
                     self._fail_alone(request, error, now)
 
     def _fail_alone(self, request: OpenRequest, error: BaseException, now: float) -> None:
-        """Making text or values of its tokens has failed, which concerns no other request."""
+        """Ends a request whose tokens could not be made into text or values; others go on."""
         _logger.error("request %r failed", request.request.request_id, exc_info=error)
         request.prompt_logprobs = None
         line = f"the answer could not be put together: {described(error)}"
@@ -228,20 +204,20 @@ class Committer:
 
 
 def _keep_drafts(plan: Plan, result: StepResult) -> None:
-    """Notes what each row holds for the next step, and how its drafts have fared."""
+    """Notes the drafts that each row holds for the next step, and how many were accepted."""
     num_drafts, confidences = result.num_drafts.tolist(), result.confidences.tolist()
     tried, accepted = result.num_tried.tolist(), result.num_accepted.tolist()
     parents = None if result.parents is None else result.parents.tolist()
     start = 0
-    for row, entry in enumerate(plan.entries):
-        seq, end = entry.seq, start + num_drafts[row]
-        seq.num_drafts, seq.confidences = num_drafts[row], confidences[start:end]
-        # Without parents they are chains.
-        seq.parents = range(-1, num_drafts[row] - 1) if parents is None else parents[start:end]
+    for index, entry in enumerate(plan.entries):
+        seq, end = entry.seq, start + num_drafts[index]
+        seq.num_drafts, seq.confidences = num_drafts[index], confidences[start:end]
+        # Without parents all drafts are chains.
+        seq.parents = range(-1, num_drafts[index] - 1) if parents is None else parents[start:end]
         if entry.verify or entry.propose:
             seq.has_drafts_in_flight = False
-        seq.num_tried += tried[row]
-        seq.num_accepted += accepted[row]
+        seq.num_tried += tried[index]
+        seq.num_accepted += accepted[index]
         start = end
 
 
@@ -259,4 +235,31 @@ def _finished(seq: Sequence, now: float) -> SequenceFinished:
         num_cached_tokens=seq.num_cached_tokens,
         num_output_tokens=seq.num_output,
         num_preemptions=seq.num_preemptions,
+    )
+
+
+def _delta(
+    seq: Sequence,
+    token_ids: tuple[int, ...] = (),
+    text: str = "",
+    logprobs: tuple[TokenLogprob, ...] | None = None,
+    error: str | None = None,
+) -> SequenceDelta:
+    """A sequence's delta. The prompt's logprobs come once, with the request's first tokens."""
+    prompt_logprobs, collected = None, seq.owner.prompt_logprobs
+    if collected is not None and token_ids and collected.is_complete:
+        prompt_logprobs, seq.owner.prompt_logprobs = collected.values(), None
+    return SequenceDelta(
+        request_id=seq.owner.request.request_id,
+        index=seq.index,
+        token_ids=token_ids,
+        text=text,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        finish_reason=seq.ended,
+        stop_reason=seq.stop_reason,
+        error=error,
+        num_prompt_tokens=seq.num_prompt,
+        num_cached_tokens=seq.num_cached_tokens,
+        num_output_tokens=seq.num_output,
     )

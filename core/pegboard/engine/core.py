@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from pegboard.engine.batch import build_batch
 from pegboard.engine.breaker import CutOff
-from pegboard.engine.commit import Committer, Tally
+from pegboard.engine.commit import Committer
 from pegboard.engine.flight import Flight, Launched
 from pegboard.engine.guarded_scheduler import GuardedScheduler
 from pegboard.engine.intake import Intake
@@ -16,7 +16,7 @@ from pegboard.engine.observers import Observers
 from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefix.prefixes import Prefixes
 from pegboard.engine.queue import Queue
-from pegboard.engine.reporting import ledger_line, step_done
+from pegboard.engine.reporting import Tally, ledger_line, step_done
 from pegboard.engine.speculation import Speculation
 from pegboard.engine.step_budget import StepBudget
 from pegboard.engine.step_builder import PlannedStep
@@ -43,8 +43,8 @@ class EngineCore:
     that is the same one; with 2 the workers compute a step while the one before is committed and the
     one after is planned. When nothing can be planned, what is in flight is committed all the same.
 
-    Between steps it can be asked anything. What it calls (an observer, a scheduler) may look, and not
-    call `add`, `abort`, `step`, `reset_prefix_cache` or `close`: that is an EngineError. A step that
+    Between steps all methods may be called. Plugins that it calls (an observer, a scheduler) may read, but
+    not call `add`, `abort`, `step`, `reset_prefix_cache` or `close`: that is an EngineError. A step that
     fails or is interrupted once it is planned breaks the engine: the deltas that end all requests are
     still handed out, and no request is taken.
     """
@@ -126,8 +126,8 @@ class EngineCore:
             return self._committer.take_deltas()
 
     def reset_prefix_cache(self) -> None:
-        """Forgets the prefix cache's names: no sequence begins with what was computed before. Running
-        ones go on with what they have.
+        """Forgets the prefix cache's names: no sequence begins with blocks computed before. Running
+        sequences keep theirs.
 
         Raises:
             EngineError: the engine is broken.
@@ -146,7 +146,7 @@ class EngineCore:
         return bool(is_open or self._committer.has_deltas)
 
     def ledger(self) -> tuple[KVLedger, ...]:
-        """Where KV blocks are, a group."""
+        """The numbers of KV blocks by state, a group."""
         return self._parts.allocator.ledger()
 
     @property
@@ -165,12 +165,12 @@ class EngineCore:
 
     @property
     def step_id(self) -> int:
-        """Of the step that is committed next."""
+        """Id of the step that is committed next."""
         return self._flight.fence + 1
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """Those that are not cut off."""
+        """The observers that are not cut off."""
         return self._observers.listening
 
     @property
@@ -179,11 +179,11 @@ class EngineCore:
         return tuple(entry for breaker in self._breakers if (entry := breaker.cut_off))
 
     def metrics(self) -> str:
-        """What the observers that keep metrics say, in Prometheus text format."""
+        """The metrics of the observers that keep some, in Prometheus text format."""
         return self._observers.render()
 
     def close(self) -> None:
-        """Ends what is open, and the workers, and tells observers. Idempotent."""
+        """Ends open requests and the workers, and tells observers. Idempotent."""
         with self._alone("close"):
             if self._closed:
                 return
@@ -198,7 +198,7 @@ class EngineCore:
 
     @contextmanager
     def _alone(self, call: str) -> Iterator[None]:
-        """One call at a time: what a call has changed half way is nobody else's to go on from."""
+        """One call at a time: no other may see a state that is changed half way."""
         if self._call is not None:
             raise EngineError(
                 f"{call} was called while {self._call} runs; allowed: one call after the other"
@@ -226,7 +226,7 @@ class EngineCore:
             raise
 
     def _break(self, line: str, error: BaseException) -> None:
-        """All open requests end with what happened."""
+        """Breaks the engine: all open requests end with the reason."""
         self._broken = line
         self._flight.clear()
         self._observers.tell(ErrorHappened(type(error).__name__, line))
@@ -269,7 +269,7 @@ class EngineCore:
         return planned
 
     def _launch(self, planned: PlannedStep | None, started: float) -> bool:
-        """Puts a plan in force and gives it to the workers. Whether there is anything to compute."""
+        """Puts a plan in force and gives it to the workers. Returns False for an empty plan."""
         if planned is None:
             return False
         self._speculation.add_drafts(planned)
@@ -298,7 +298,7 @@ class EngineCore:
         self._watch_liveness()
 
     def _note(self, step: Launched, result: StepResult, tally: Tally) -> None:
-        """Tells a step's end to whoever waits for it or counts."""
+        """Tells all parts that a step has ended."""
         plan = step.plan
         self._parts.allocator.fence(result.step_id)
         self._queue.fence(result.step_id)

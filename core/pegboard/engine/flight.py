@@ -1,4 +1,4 @@
-"""Steps in flight: the workers have them, and nothing of them is committed yet."""
+"""Steps in flight: given to the workers, and not committed yet."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pegboard.step import StepBatch, StepResult
 
 @dataclass(slots=True)
 class Launched:
-    """A step that the workers were given. Times are seconds of the monotonic clock.
+    """A step in flight. Times are seconds of the monotonic clock.
 
     Attributes:
-        plan, batch: the same step, for the host and for the workers.
+        plan, batch: of the step, for the host and for the workers.
         started: when its planning began, or the step ahead of it ended, if that was later.
         ended: when its result was there.
     """
@@ -29,12 +29,12 @@ class Launched:
     ended: float = 0.0
 
     def end(self, _future: object = None) -> None:
-        """Its result is there; what is noted first counts."""
+        """Notes the time of its result; only the first call counts."""
         self.ended = self.ended or time.monotonic()
 
 
 class Flight:
-    """The steps in flight, at most `depth`, in the order in which they were launched and will land.
+    """The steps in flight, at most `depth`. They land in the order of their launch.
 
     Attributes:
         newest: id of the step that was launched last; -1: none was.
@@ -64,14 +64,14 @@ class Flight:
         self.newest = step.batch.step_id
         try:
             future = self._executor.execute(step.batch)
-            # The caller may come late to commit it.
+            # The caller may commit it later.
             future.add_done_callback(step.end)
             self._steps.append((step, future))
         except Exception as error:
             raise EngineError(f"the executor failed: {described(error)}") from error
 
     def land(self) -> tuple[Launched, StepResult]:
-        """Waits for the oldest step, which is in flight no more.
+        """Takes the oldest step out of flight, and waits for its result.
 
         Raises:
             EngineError: the executor failed.
@@ -91,5 +91,5 @@ class Flight:
         return step, result
 
     def clear(self) -> None:
-        """Whatever is in flight, nobody waits for it."""
+        """Drops all steps in flight; nobody waits for them."""
         self._steps.clear()

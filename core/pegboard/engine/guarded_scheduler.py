@@ -1,4 +1,4 @@
-"""A scheduler behind a breaker: whatever it does, each step is planned."""
+"""A scheduler behind a breaker: if it errs, the built-in one plans the step."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pegboard.engine.step_builder import PlannedStep
 from pegboard.errors import EngineError, described
 
 MAX_IDLE_PLANS = 4
-"""Plans of nothing, one after the other, before the fallback is asked whether nothing can be done."""
+"""Empty plans in a row after which the fallback is asked for a plan."""
 
 MAX_VAIN_PREEMPTIONS = 128
-"""Preemptions without an output token in between. A scheduler that lets the oldest go on has fewer."""
+"""Most preemptions without an output token in between. A scheduler that lets the oldest go on has fewer."""
 
 
 class _Idle(Exception):
-    """Nothing was planned for too long."""
+    """The scheduler has planned nothing for too long."""
 
 
 class GuardedScheduler:
-    """Lets the scheduler plan, and the fallback where that errs; what it had planned is undone.
+    """Lets the scheduler plan. If it errs, its plan is undone and the fallback plans.
 
     Attributes:
         breaker: the scheduler's.
@@ -40,11 +40,11 @@ class GuardedScheduler:
     ) -> None:
         """
         Args:
-            flight: while a step is in flight, an empty plan is none the worse.
+            flight: an empty plan is no mistake while a step is in flight.
             make_step: a step in which nothing is planned.
         """
         cache = parts.prefix_cache.breaker
-        # What a slow prefix cache takes while a step is planned is not the scheduler's.
+        # Seconds of a slow prefix cache within a plan do not count as the scheduler's.
         self.breaker = Breaker(
             "scheduler",
             parts.name_of(parts.scheduler),
@@ -79,7 +79,7 @@ class GuardedScheduler:
         return step
 
     def note(self, num_preempted: int, num_output_tokens: int) -> None:
-        """What came of a step."""
+        """Notes the outcome of a step."""
         if num_output_tokens or self.breaker.is_open:
             self._num_vain_preemptions = 0
             return
@@ -90,7 +90,7 @@ class GuardedScheduler:
             )
 
     def _planned(self) -> PlannedStep | None:
-        """The scheduler's plan; None, with nothing changed, where the fallback has to be asked."""
+        """The scheduler's plan; None, with nothing changed, if the fallback must plan."""
         step = self._make_step()
         try:
             with self._allocator.transaction():

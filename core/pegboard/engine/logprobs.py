@@ -29,17 +29,17 @@ class PromptLogprobs:
     def is_complete(self) -> bool:
         return self._num_known >= self._num_prompt
 
-    def add(self, logprobs: Logprobs, row: int, start: int) -> None:
+    def add(self, logprobs: Logprobs, index: int, start: int) -> None:
         """Adds a step's logprobs of new places. A preempted prompt is computed again, so some are old.
 
         Args:
             logprobs: of the step.
-            row: index in the batch.
+            index: of the row in the batch.
             start: tokens whose KV was in place before the step.
         """
         if self.is_complete:
             return
-        first, end = logprobs.offsets[row : row + 2].tolist()
+        first, end = logprobs.offsets[index : index + 2].tolist()
         first += self._num_known - start - 1
         if first < end:
             self._parts.append(_slice(logprobs, first, end, self._num_top))
@@ -67,19 +67,19 @@ def _slice(logprobs: Logprobs, first: int, end: int, num_top: int) -> Logprobs:
 
 
 def logprobs_of(
-    logprobs: Logprobs | None, row: int, count: int | None, num_top: int
+    logprobs: Logprobs | None, index: int, count: int | None, num_top: int
 ) -> tuple[TokenLogprob, ...]:
     """Logprobs of a batch row.
 
     Args:
         logprobs: of the whole batch.
-        row: index in the batch.
+        index: of the row in the batch.
         count: how many of the row's positions; None: all.
         num_top: how many of the most likely tokens were asked for.
     """
     if logprobs is None:
         return ()
-    start, end = (int(offset) for offset in logprobs.offsets[row : row + 2])
+    start, end = (int(offset) for offset in logprobs.offsets[index : index + 2])
     if count is not None:
         end = min(end, start + count)
     part = slice(start, end)

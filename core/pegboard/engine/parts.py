@@ -21,7 +21,7 @@ class Detokenizer(Protocol):
     """Turns one sequence's ids into text as they come."""
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """New text that later ids cannot change."""
+        """Takes the next ids; returns new text that later ids cannot change."""
         ...
 
     def finish(self) -> str:
@@ -43,7 +43,7 @@ class EngineParts:
         allocator, prefix_cache, scheduler, policy, executor: one each; not shared between engines.
             The allocator asks the same guarded cache.
         fallback_scheduler: plans while the scheduler is cut off.
-        caches_prefixes: whether the prefix cache ever knows one; if not, it is not asked.
+        caches_prefixes: whether the prefix cache ever has a hit; if not, it is not asked.
         observers: told of events, in this order.
         max_num_seqs: most running sequences.
         max_num_batched_tokens: most tokens a step, draft nodes included.
@@ -56,7 +56,7 @@ class EngineParts:
         num_speculative_tokens: most draft nodes a row; 0: no speculation.
         draft_slots: slots past a row's last known token that the drafter's own KV groups need; None: it
             has none.
-        drafter_name: what messages call the drafter, which lives in the workers.
+        drafter_name: of the drafter, which lives in the workers, in messages.
         make_detokenizer: a fresh one for a sequence; None: deltas carry no text.
         skipped_id: the id of the token that is written so, where answers do not show it, else None;
             None: answers have no text.
@@ -64,7 +64,7 @@ class EngineParts:
         processor_params: logits processors' validated parameters of a request, only those that act.
             Raises RequestError.
         seed: seeds of requests without one are derived from it; None: they are random.
-        name_of: what messages call the scheduler or an observer.
+        name_of: the name of a scheduler or an observer in messages.
         verifies_blocks: whether a cached block's bytes are compared at every hit; slow.
     """
 

@@ -1,4 +1,4 @@
-"""The queue: who runs, who waits, whose row is whose."""
+"""The queue: running and waiting sequences, and the rows of the running ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Queue:
 
     @property
     def running(self) -> tuple[Sequence, ...]:
-        """Those that own a row, in order of their admission."""
+        """Sequences that own a row, in order of their admission."""
         return tuple(self._running.values())
 
     @property
@@ -57,7 +57,7 @@ class Queue:
         return self._sequences.get(seq_id)
 
     def add(self, request: OpenRequest) -> None:
-        """Its sequences, which came at one time, wait."""
+        """Adds a request; its sequences wait."""
         first = _place(request.sequences[0])
         at = bisect_left(self._waiting, first, key=_place)
         self._waiting[at:at] = request.sequences
@@ -65,7 +65,7 @@ class Queue:
         self._requests[request.request.request_id] = request
 
     def admit(self, sequences: list[Sequence]) -> None:
-        """Waiting sequences get rows."""
+        """Gives rows to waiting sequences."""
         if not sequences:
             return
         for seq in sequences:
@@ -74,15 +74,15 @@ class Queue:
         self._waiting = [seq for seq in self._waiting if seq.row is None]
 
     def preempt(self, seq: Sequence) -> None:
-        """A running sequence gives its row back and waits where it arrived."""
+        """Takes the row of a running sequence, which then waits at the place of its arrival."""
         self._release_row(seq, None)
         seq.leave_row()
         seq.num_preemptions += 1
         self._wait(seq)
 
     def remove(self, seq: Sequence, after_step: int | None = None) -> None:
-        """A sequence has ended; with its last one, so has the request. With `after_step`, its row is free
-        once that step is fenced."""
+        """Removes a sequence that has ended, and with its last one the request. With `after_step`, its row
+        is free once that step is fenced."""
         del self._sequences[seq.seq_id]
         if seq.row is None:
             del self._waiting[bisect_left(self._waiting, _place(seq), key=_place)]
@@ -94,12 +94,12 @@ class Queue:
             del self._requests[seq.owner.request.request_id]
 
     def fence(self, step_id: int) -> None:
-        """The step's result is committed: rows that waited for it, or for an older one, are free."""
+        """Frees the rows that waited for this step, or an older one, to be committed."""
         while self._fenced_rows and self._fenced_rows[0][0] <= step_id:
             self._free_rows.append(self._fenced_rows.popleft()[1])
 
     def clear(self) -> None:
-        """All sequences are gone, and nothing is said of their rows: for an engine that has ended."""
+        """Removes all sequences, without releases of their rows: the engine has ended."""
         self._requests.clear()
         self._sequences.clear()
         self._running.clear()
@@ -124,5 +124,5 @@ class Queue:
 
 
 def _place(seq: Sequence) -> tuple[float, int]:
-    """Where it stands among those that wait."""
+    """Its place among waiting sequences."""
     return seq.arrival, seq.seq_id

@@ -1,12 +1,36 @@
-"""What observers are told of a step."""
+"""Counts of a step, and the event by which observers are told of it."""
 
 from __future__ import annotations
 
-from pegboard.engine.commit import Tally
+from dataclasses import dataclass, field
+
 from pegboard.engine.flight import Launched
 from pegboard.interfaces.kv_allocator import KVLedger
 from pegboard.interfaces.observer import LoadChanged, StepDone
 from pegboard.step import StepResult
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of a step while it is committed.
+
+    Attributes:
+        num_output_tokens: committed.
+        num_tried, num_accepted: depths at which drafts were compared, and accepted.
+        first_token_s: seconds since arrival, of each first token.
+        inter_token_s: seconds since the last tokens, of each other sequence that got some.
+        num_prompt_tokens, num_cached_prompt_tokens: of requests whose prompt is done.
+        accepted_per_draft: depths accepted, of each draft that was verified.
+    """
+
+    num_output_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+    num_tried: int = 0
+    num_accepted: int = 0
+    first_token_s: list[float] = field(default_factory=list)
+    inter_token_s: list[float] = field(default_factory=list)
+    accepted_per_draft: list[int] = field(default_factory=list)
 
 
 def step_done(step: Launched, result: StepResult, tally: Tally, load: LoadChanged) -> StepDone:
@@ -18,7 +42,7 @@ def step_done(step: Launched, result: StepResult, tally: Tally, load: LoadChange
             num_decode += 1 + entry.verify
         else:
             num_prefill += entry.num_tokens + entry.verify
-    # What a sibling computed was no question to the cache.
+    # The cache was not asked for a prompt that a sibling had computed.
     admitted = [
         entry.seq for entry in plan.admitted if not (entry.is_fork or entry.seq.num_preemptions)
     ]
@@ -35,8 +59,8 @@ def step_done(step: Launched, result: StepResult, tally: Tally, load: LoadChange
         num_running=load.num_running,
         num_waiting=load.num_waiting,
         num_preempted=plan.num_preempted,
-        num_drafts_tried=tally.num_drafts_tried,
-        num_drafts_accepted=tally.num_drafts_accepted,
+        num_tried=tally.num_tried,
+        num_accepted=tally.num_accepted,
         kv=load.kv,
         first_token_s=tuple(tally.first_token_s),
         inter_token_s=tuple(tally.inter_token_s),
@@ -50,5 +74,5 @@ def step_done(step: Launched, result: StepResult, tally: Tally, load: LoadChange
 
 
 def ledger_line(ledgers: tuple[KVLedger, ...]) -> str:
-    """Where KV blocks are, in words."""
+    """The numbers of KV blocks by state, in words."""
     return ", ".join(f"group {index}: {entry}" for index, entry in enumerate(ledgers))

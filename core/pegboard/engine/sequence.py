@@ -27,9 +27,9 @@ class OpenRequest:
         arrival: seconds of the monotonic clock.
         seed: the request's own, or the one drawn for it.
         max_known: most tokens of a sequence, prompt included.
-        eos_ids: ids that end a sequence without being named as the reason.
-        stop_ids: ids that end a sequence, those included.
-        stop_tokens: of those, ids that were named by their texts.
+        eos_ids: ids that end a sequence and are not named as the reason.
+        stop_ids: all ids that end a sequence.
+        stop_tokens: those of them that the request named by their texts.
         processors: logits processors' parameters.
         prompt_logprobs: those of its prompt; None: not asked for, or handed out.
         sequences: those that have not ended.
@@ -54,24 +54,24 @@ class Sequence:
         seq_id: unique in the engine; its owner name in the allocator.
         owner: the request.
         row: the worker's row; None while it waits.
-        salt: KV is shared within it alone.
+        salt: KV is shared only between sequences of the same salt.
         min_tokens: output tokens before which no stop text counts.
         num_known: tokens, prompt and output; all committed.
         num_computed: known tokens whose KV is in place, by the steps that are committed.
         num_scheduled: tokens that steps were given to compute, those in flight included. Past
             `num_known` there is one that the host does not know yet.
-        has_drafts_in_flight: whether a step in flight verifies or proposes drafts of it, so that nobody
-            knows yet where it goes on.
+        has_drafts_in_flight: whether a step in flight verifies or proposes drafts of it, so that the host
+            does not know its next token number.
         num_reserved: slots that the allocator made for later.
         num_published, num_trimmed: tokens whose blocks the prefix cache was told of, and that left
             the window.
         num_drafts, confidences, parents: draft nodes that the row holds: see `DraftView`.
         num_tried, num_accepted: draft depths compared and accepted so far.
         num_cached_tokens: prompt tokens that a cache served at the first admission.
-        is_outdated: what it has computed may not serve others: the cache was reset meanwhile.
-        match: what the cache was last found to serve, and when: see `Prefixes.match`.
+        is_outdated: the cache was reset meanwhile, so that its blocks may not serve others.
+        match: the cache's last hit, and its version: see `Prefixes.match`.
         digests: of its first blocks, by block size: see `prefix/digests.py`.
-        ended: why it ended; None while it goes on.
+        ended: finish reason; None while it goes on.
         stop_reason: see `SequenceDelta`.
         admitted_at, first_token_at, last_token_at: times; None: not yet.
     """
@@ -169,7 +169,7 @@ class Sequence:
 
     @property
     def token_ids(self) -> Int32:
-        """int32 [num_known], read-only. What it shows never changes."""
+        """int32 [num_known], read-only. Its contents never change."""
         return read_only(self._tokens[: self.num_known])
 
     @property
@@ -208,7 +208,7 @@ class Sequence:
         return count, shown
 
     def leave_row(self) -> None:
-        """Its row and KV are gone; what was computed is to be computed again."""
+        """Its row and KV are gone; its tokens must be computed again."""
         self.row = None
         self.num_computed = self.num_scheduled = 0
         self.num_reserved = self.num_published = self.num_trimmed = 0
@@ -218,7 +218,7 @@ class Sequence:
 
     def _append(self, token_id: int) -> None:
         if self.num_known == len(self._tokens):
-            # A new buffer: arrays handed out before keep what they show.
+            # A new buffer: arrays handed out before keep their contents.
             room = max(_NEW_SLOTS, self.num_known // 2)
             self._tokens = np.concatenate([self._tokens, np.empty(room, np.int32)])
         self._tokens[self.num_known] = token_id

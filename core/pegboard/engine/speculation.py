@@ -1,5 +1,5 @@
-"""Drafts of a step: what the policy wants of those that rows hold, the drafter's half on the host, and
-the breakers of both."""
+"""Drafts of a step: the policy's choice among the drafts that rows hold, the host's half of the drafter,
+and the breakers of both."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pegboard.interfaces.speculation_policy import DraftView
 from pegboard.step import StepResult
 
 LEAST_POLICY_S = 0.5
-"""Seconds of a policy's calls after which they are held against the steps that they were for."""
+"""Seconds of a policy's calls after which they are compared with the steps' own seconds."""
 
 MAX_POLICY_SHARE = 0.5
-"""Most of the workers' seconds that a policy may take beside them: it is there to save time."""
+"""Most seconds of a policy, as a part of the workers'. It is there to save time."""
 
 _NEWEST = 1 / 8
-"""Part of a mean that its newest measurement is."""
+"""The newest measurement's weight in a mean."""
 
 
 class Speculation:
-    """Gives drafts to a step whose tokens are planned, in the room that those leave.
+    """Adds drafts to a step, in the room that its planned tokens leave.
 
-    The worker cuts off a drafter that errs, there and then, and says so; after a pause it is told to try
-    it again, with the rows that are admitted from then on.
+    The worker itself cuts off a drafter that errs, and says so. After a pause the worker is told to try
+    the drafter again, with the rows that are admitted from then on.
 
     Attributes:
         drafter, policy: their breakers.
@@ -46,7 +46,7 @@ class Speculation:
         self._judge_anew()
 
     def add_drafts(self, step: PlannedStep) -> None:
-        """Asks the policy, once, and adds what there is room for to the rows that sample."""
+        """Asks the policy, once, and adds drafts to the rows that sample, as far as there is room."""
         if not self._max_drafts or not self.drafter.retry(self._try_drafter):
             return
         entries = step.sampling()
@@ -66,7 +66,7 @@ class Speculation:
             tokens_left -= step.add_drafts(entry, verify, propose)
 
     def note(self, step: Launched, result: StepResult) -> None:
-        """What came of a step. A drafter's trial ends well when a row was admitted and observed in it."""
+        """Notes the outcome of a step. A drafter's trial ends well if it observed an admitted row in it."""
         plan = step.plan
         if result.drafter_failed:
             self.drafter.mistake(result.drafter_failed)
@@ -81,11 +81,11 @@ class Speculation:
         """The policy's answer, of plain integers.
 
         Raises:
-            PluginErred: there is none that can be used.
+            PluginErred: the answer cannot be used.
         """
         rows = tuple(_view(entry) for entry in entries)
         answer = self.policy.call(self._policy.choose, rows, tokens_left, self._costs)
-        # Theirs exactly: a class of its own may say one length and have another.
+        # Exact types only: a subclass may state one length and have another.
         if type(answer) not in (list, tuple) or len(answer) != len(rows):
             raise self.policy.wrong_answer("choose", answer, f"a list of {len(rows)} choices")
         choices = [
@@ -144,7 +144,7 @@ class MeasuredCosts:
         return self._drafting.seconds(num_nodes) if num_nodes > 0 else 0.0
 
     def note(self, plan: Plan, result: StepResult) -> None:
-        """What a step took."""
+        """Notes the seconds of a step."""
         self._steps.note(plan.num_tokens, result.forward_s + result.sampling_s)
         num_nodes = sum(entry.propose for entry in plan.entries)
         if num_nodes:

@@ -1,8 +1,13 @@
-"""How many tokens a step may have, so that a long prompt does not hold up the streams beside it."""
+"""Bounds of a step: the tokens that it may have, so that a long prompt does not hold up the streams beside
+it; and the blocks that a newcomer must leave, so that the pool does not thrash."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from pegboard.engine.queue import Queue
+from pegboard.interfaces.kv import KVGroup
+from pegboard.interfaces.kv_allocator import KVAllocator
 
 MIN_TOKENS = 64
 """Least that a budget is lowered to: smaller steps would cost more time than they save."""
@@ -86,3 +91,28 @@ class StepBudget:
 def _power_of_two(number: int) -> int:
     """The least one that is not smaller."""
     return 1 << (number - 1).bit_length()
+
+
+def has_headroom(
+    allocator: KVAllocator,
+    groups: Sequence[KVGroup],
+    num_running: int,
+    running: Iterable[tuple[int, int]],
+) -> bool:
+    """Whether each group has a block left for each running sequence that may still ask for one.
+
+    A newcomer that takes the last blocks would be preempted as soon as running sequences grow, and its
+    work lost. Blocks that were set aside count as room: their sequences need no others.
+
+    Args:
+        running: of each, the slots that it has or has reserved, and the most that it can come to.
+    """
+    room = [ledger.free + ledger.cached + ledger.reserved for ledger in allocator.ledger()]
+    if min(room) >= num_running:
+        return True
+    slots = list(running)
+    for group, num_blocks in zip(groups, room, strict=True):
+        size = group.block_size
+        if num_blocks < sum(-(-most // size) > -(-now // size) for now, most in slots):
+            return False
+    return True

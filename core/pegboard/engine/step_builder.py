@@ -1,4 +1,4 @@
-"""The step that a scheduler plans: it holds the truth and refuses what does not fit."""
+"""The step that a scheduler plans. It knows all limits and refuses sequences that do not fit."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from operator import index
 
 import msgspec
 
-from pegboard.engine.headroom import has_headroom
 from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefix.coming_prefixes import ComingPrefixes
 from pegboard.engine.prefix.prefixes import Prefixes
 from pegboard.engine.queue import Queue
 from pegboard.engine.sequence import Sequence
+from pegboard.engine.step_budget import has_headroom
 from pegboard.interfaces.kv_allocator import Growth
 from pegboard.interfaces.prefix_cache import Hit
 from pegboard.interfaces.scheduler import SequenceView, StepBuilder
 
 
 class Entry(msgspec.Struct, gc=False):
-    """What one sequence does in a step.
+    """One sequence's part of a step.
 
     Attributes:
         seq: the sequence.
         start: tokens whose KV is in place before the step, or computed by steps in flight.
         num_tokens: known tokens to compute.
         samples: whether they end at the last known token.
-        reserved: slots in all that were made for later; 0: none.
+        reserved: slots in all, with those made for later; 0: none were.
         growth: new table entries and copies.
         hit: blocks that a newly admitted sequence begins with; None: it ran already.
         is_fork: whether they are a sibling's, not a cache's.
@@ -82,8 +82,8 @@ class PlannedStep(StepBuilder):
     scheduler that raises leaves nothing behind.
 
     Attributes:
-        waits_for_flight: whether a sequence that is in flight was to be preempted, which it can be once
-            its steps are committed.
+        waits_for_flight: whether the scheduler wanted to preempt a sequence in flight, which can be
+            preempted once its steps are committed.
 
     Args:
         num_tokens: that it has room for, draft nodes not counted.
@@ -115,7 +115,7 @@ class PlannedStep(StepBuilder):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody computes anything in it."""
+        """Whether no token is planned."""
         return not self._entries
 
     @property
@@ -183,7 +183,7 @@ class PlannedStep(StepBuilder):
         return True
 
     def close(self) -> None:
-        """The scheduler has planned; from now on the answer to it is False."""
+        """Ends the scheduler's turn: from now on every answer to it is False."""
         self._is_open = False
 
     def sampling(self) -> list[Entry]:
@@ -191,11 +191,11 @@ class PlannedStep(StepBuilder):
         return [entry for entry in self._entries.values() if entry.samples]
 
     def add_drafts(self, entry: Entry, verify: int, propose: int) -> int:
-        """Lets an entry of the closed step verify as many nodes, of so many, as there are free blocks for,
-        and propose where there are those that the drafter needs.
+        """Lets an entry of the closed step verify up to so many nodes, as far as blocks are free, and
+        propose if the blocks that the drafter needs are free.
 
         Returns:
-            How many it verifies.
+            The number of nodes that it verifies.
         """
         seq_id, end = entry.seq.seq_id, entry.end
         growth = None
@@ -261,7 +261,7 @@ class PlannedStep(StepBuilder):
         if not added:
             self._allocator.release(seq.seq_id)
         if not added and hit.num_tokens and not self._entries and not self._queue.num_running:
-            # Nobody will give blocks back, so what the hit holds has to be room for others.
+            # No sequence will give blocks back, so the hit's blocks must be room for others.
             added = self._schedule(seq, num_tokens, reserve, self._prefixes.miss)
         if added and self._coming is not None:
             self._coming.add(seq, self._entries[seq.seq_id].start)
@@ -269,13 +269,13 @@ class PlannedStep(StepBuilder):
         return added
 
     def _withdraw(self, seq: Sequence) -> None:
-        """Its entry goes."""
+        """Drops a sequence's entry."""
         entry = self._entries.pop(seq.seq_id)
         self._changed.pop(seq.seq_id, None)
         self._num_tokens_left += entry.num_tokens
 
     def _has_headroom(self, newcomer: Sequence) -> bool:
-        """Whether those who run beside a newcomer have room to grow."""
+        """Whether running sequences have room to grow beside a newcomer."""
         num_rows = self._queue.num_running + self._queue.num_free_rows
         num_running = num_rows - self._num_rows_left
         return not num_running or has_headroom(
@@ -290,14 +290,14 @@ class PlannedStep(StepBuilder):
         )
 
     def _computing(self) -> Iterator[tuple[Sequence, int]]:
-        """Those that run and whose KV lacks known tokens, and how many it has."""
+        """Running sequences that have known tokens to compute, and the number of tokens in KV."""
         for seq, start, _ in self._running():
             if seq.num_known - start > 1:
                 yield seq, start
 
     def _running(self) -> Iterator[tuple[Sequence, int, int]]:
-        """Those that run, the newly admitted included; the tokens whose KV is in place, and the slots
-        they have been given in this plan."""
+        """Running sequences, the newly admitted included: each with its tokens in KV, and its slots by this
+        plan."""
         for seq in self._queue.running:
             if seq.seq_id not in self._preempted:
                 entry = self._entries.get(seq.seq_id)
@@ -336,7 +336,7 @@ class PlannedStep(StepBuilder):
             seq, start, num_tokens, samples, reserved, growth, hit, is_fork
         )
         if growth.new_blocks != self._nothing:
-            # At once: what a block held is void for those who are admitted later in this plan too.
+            # At once: the blocks' old content is void also for sequences admitted later in this plan.
             self._prefixes.handed_out(growth)
             self._changed[seq.seq_id] = entry
         elif hit is not None:
@@ -364,7 +364,7 @@ class PlannedStep(StepBuilder):
 
 
 def _use_drafts(entries: Iterable[Entry]) -> bool:
-    """The drafts of these rows are verified now, or void. Whether any are in flight then."""
+    """Drops the drafts of these rows, which are verified now or void. Returns whether any are in flight."""
     has_drafts = False
     for entry in entries:
         seq = entry.seq
@@ -375,7 +375,7 @@ def _use_drafts(entries: Iterable[Entry]) -> bool:
 
 
 def _joined(first: Growth, second: Growth) -> Growth:
-    """What both changed."""
+    """The changes of both."""
     return Growth(
         new_blocks=tuple(a + b for a, b in zip(first.new_blocks, second.new_blocks, strict=True)),
         copies=tuple(a + b for a, b in zip(first.copies, second.copies, strict=True)),

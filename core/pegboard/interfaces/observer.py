@@ -86,7 +86,7 @@ class StepDone:
         num_output_tokens: tokens committed.
         num_running, num_waiting: sequences after the step.
         num_preempted: sequences preempted for the step.
-        num_drafts_tried, num_drafts_accepted: depths at which drafts were compared, and accepted.
+        num_tried, num_accepted: depths at which drafts were compared, and accepted.
         kv: the allocator's ledger, an entry for each KV group.
         first_token_s: for each sequence that got its first token, seconds since its arrival.
         inter_token_s: for each other sequence that got tokens, seconds since its last ones.
@@ -110,8 +110,8 @@ class StepDone:
     num_running: int
     num_waiting: int
     num_preempted: int
-    num_drafts_tried: int
-    num_drafts_accepted: int
+    num_tried: int
+    num_accepted: int
     kv: tuple[KVLedger, ...]
     first_token_s: tuple[float, ...] = ()
     inter_token_s: tuple[float, ...] = ()

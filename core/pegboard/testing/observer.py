@@ -45,8 +45,8 @@ def step(step_id: int, **values: int | tuple[float, ...] | tuple[KVLedger, ...])
         "num_running": 1,
         "num_waiting": 0,
         "num_preempted": 0,
-        "num_drafts_tried": 0,
-        "num_drafts_accepted": 0,
+        "num_tried": 0,
+        "num_accepted": 0,
         "kv": (KVLedger(total=10, free=4, held=3, cached=2, pinned=1),),
     }
     return StepDone(step_id, 10.0 + step_id, 0.5, 0.3, 0.1, 0.0, **usual | values)  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ LIFE: tuple[Event, ...] = (
     RequestArrived("r", 1.0, num_prompt_tokens=20, num_sequences=2, max_tokens=5),
     step(0, num_prefill_tokens=20, first_token_s=(2.0, 2.0)),
     BlocksNamed(1, stored=((0, bytes(16)), (1, bytes(16)))),
-    step(1, num_drafts_tried=4, num_drafts_accepted=3, inter_token_s=(0.01, 0.0)),
+    step(1, num_tried=4, num_accepted=3, inter_token_s=(0.01, 0.0)),
     step(2, num_preempted=1, num_running=0, num_waiting=2, num_output_tokens=0),
     ErrorHappened("EngineError", "worker 0 is not running", "r"),
     ErrorHappened("PrefixCacheMistake", "a hit that does not hold"),

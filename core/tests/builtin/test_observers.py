@@ -59,8 +59,8 @@ def step(**values: Any) -> StepDone:
         "num_running": 4,
         "num_waiting": 2,
         "num_preempted": 1,
-        "num_drafts_tried": 0,
-        "num_drafts_accepted": 0,
+        "num_tried": 0,
+        "num_accepted": 0,
         "kv": (KVLedger(total=10, free=4, held=3, cached=2, pinned=1),),
     }
     return StepDone(**usual | values)
@@ -158,7 +158,7 @@ def test_every_way_to_end_is_a_series_from_the_start() -> None:
 
 def test_drafts_are_counted_by_position() -> None:
     observer = MetricsObserver(CONTEXT)
-    tried = {"num_drafts_tried": 9, "num_drafts_accepted": 4}
+    tried = {"num_tried": 9, "num_accepted": 4}
     observer.observe(step(accepted_per_draft=(3, 0, 1), **tried))
     found = samples(observer)
     assert found["vllm:spec_decode_num_drafts_total"] == 3
