@@ -19,7 +19,9 @@ from pegboard.cli.check import report
 from pegboard.compose import prepare
 from pegboard.interfaces import drafter
 from pegboard.interfaces.drafter import DrafterContext, Observation, UnitTokens
+from pegboard.interfaces.kernel import LinearKernel, PackedWeight
 from pegboard.interfaces.observer import ErrorHappened, Event, Observer, StepDone
+from pegboard.interfaces.quantizer import LinearWeight
 from pegboard.runner import guarded_drafter
 from pegboard.testing.dense_decoder import DenseDecoder
 from pegboard.testing.dict_cache import DictCache
@@ -436,3 +438,37 @@ class LayerFormulas:
     def _inputs(self, token_ids: Sequence[int], features: torch.Tensor) -> torch.Tensor:
         embedded = self.tensors["model.embed_tokens.weight"][list(token_ids)]
         return torch.cat((embedded, features), dim=1) @ self.fc.T
+
+
+class OnlyPacked(LinearKernel):
+    """Runs what a quantized target has, and nothing of a float drafter."""
+
+    manifest: ClassVar[dict[str, Any]] = {
+        "operations": [{"operation": "linear", "formats": ["uint4"]}]
+    }
+
+    def self_test(self) -> None:
+        raise AssertionError
+
+    def prepare(self, weight: LinearWeight) -> PackedWeight:
+        raise AssertionError
+
+    def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+        raise AssertionError
+
+    def gather_rows(self, weight: PackedWeight, row_ids: torch.Tensor) -> torch.Tensor:
+        raise AssertionError
+
+
+def test_a_kernel_that_one_of_the_models_uses_is_used(tmp_path: Path) -> None:
+    quantized = Path(__file__).parents[1] / "data" / "quant" / "gptq-4b-g32-sym"
+    vocab_size = json.loads((quantized / "config.json").read_text())["vocab_size"]
+    draft = write_tiny_model(tmp_path / "draft", vocab_size=vocab_size)
+    config = Config.from_values(
+        {"model": str(quantized), "max_model_len": 64, "drafter": {"model": str(draft)}}
+    )
+    found = prepare(config, drafter=SecondModel, kernel=OnlyPacked())
+    target, second = (
+        {kernel.part.name for kernel in plan.kernels} for plan in found.composition.models
+    )
+    assert "OnlyPacked" in target - second

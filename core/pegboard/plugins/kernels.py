@@ -49,23 +49,26 @@ def choose_kernels(
     choices = [choice for choice in found if choice is not None]
     joint = [_joint(search, operation, choices, attention) for operation in JOINT_OPERATIONS]
     choices += [choice for choice in joint if choice is not None]
-    _check_all_used(search, choices)
     return tuple(choices)
 
 
-def _check_all_used(search: _Search, choices: Sequence[KernelChoice]) -> None:
-    """Refuses a kernel family that was asked for and runs nothing."""
+def check_all_used(chooser: Chooser, config: Config, choices: Sequence[KernelChoice]) -> None:
+    """Refuses a kernel family that was asked for and runs nothing.
+
+    Args:
+        chooser: collects reasons.
+        config: its `kernels`.
+        choices: the kernels of all models.
+    """
     running = {choice.part.name for choice in choices}
-    asked = [
-        (f"kernel: {part.name}", part.name) for part in search.chooser.objects.get("kernel", ())
-    ]
-    if isinstance(search.wanted, str) and search.wanted != "auto":
-        asked.append((f"kernels: {search.wanted}", search.wanted))
+    asked = [(f"kernel: {part.name}", part.name) for part in chooser.objects.get("kernel", ())]
+    if isinstance(config.kernels, str) and config.kernels != "auto":
+        asked.append((f"kernels: {config.kernels}", config.kernels))
     for thing, name in asked:
         if name not in running:
-            search.chooser.refuse(
+            chooser.refuse(
                 "inactive",
-                f"{thing} has no kernel that this model would use",
+                f"{thing} has no kernel that any model here would use",
                 plugin=name,
                 fix="leave it out",
             )

@@ -18,6 +18,7 @@ from pegboard.plugins.checks import check_parts, numerics_of
 from pegboard.plugins.choice import INACTIVE, Chooser, Wanted
 from pegboard.plugins.composition import Composition, Decision, ModelPlan, Part, Refusal, Slice
 from pegboard.plugins.discovery import Catalog
+from pegboard.plugins.kernels import check_all_used
 from pegboard.plugins.manifest import OBJECT, Manifest
 from pegboard.plugins.model_plan import InspectedDrafter, InspectedModel, plan_model, wanted
 
@@ -83,9 +84,11 @@ def resolve(
     )
     observers = chooser.every("observer", _several("observer", config.observers))
     every = {**plan.parts, **parts}
-    used = [*every.values(), *(kernel.part for kernel in plan.kernels), *processors, *observers]
+    kernels = [kernel for model in models for kernel in model.kernels]
+    check_all_used(chooser, config, kernels)
+    used = [*every.values(), *(kernel.part for kernel in kernels), *processors, *observers]
     for model in models[1:]:
-        used += [*model.parts.values(), *(kernel.part for kernel in model.kernels)]
+        used += model.parts.values()
     check_parts(config, target.shape, every, used, chooser)
     if refusals:
         return _once(refusals)
@@ -124,7 +127,8 @@ def _draft_plan(
     chooser: Chooser,
     unusable: frozenset[tuple[str, str]],
 ) -> ModelPlan:
-    """The plan of the drafter's own model, by the same rules."""
+    """The plan of the drafter's own model, by the same rules; but its numbers change no token, so it may
+    take any kernel."""
     own = replace(
         chooser,
         objects={name: given for name, given in chooser.objects.items() if name != "quantizer"},
@@ -132,7 +136,7 @@ def _draft_plan(
         decisions=[],
         chosen={},
     )
-    plan = plan_model(model, config, own, unusable)
+    plan = plan_model(model, config.model_copy(update={"numerics": "auto"}), own, unusable)
     for interface in ("model", "checkpoint_source"):
         for reason in own.misfits(plan.parts[interface]) if interface in plan.parts else ():
             own.refuse("requirement", f"drafter.model: {plan.parts[interface].name} {reason}")
