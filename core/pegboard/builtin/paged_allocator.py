@@ -49,8 +49,10 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
     """Any block can go to any owner; a block can have several references.
 
     A window group's owner never needs more blocks than its window and one chunk span, as long as
-    the caller trims after each step and grows over the drafts that it accepts. When several groups
-    have windows, `keep_from` of `trim` is one number for all, so the widest window counts.
+    the caller trims after each step and grows over the drafts that it accepts. With several steps in
+    flight each has a chunk that is not trimmed yet: where that is too much, growing is refused until
+    one of them is committed. When several groups have windows, `keep_from` of `trim` is one number for
+    all, so the widest window counts.
 
     A rolled back transaction gives every block back; names that the prefix cache forgot meanwhile
     stay forgotten, which costs a hit, never a token.

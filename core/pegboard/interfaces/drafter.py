@@ -215,7 +215,8 @@ class Observation:
         next_token_ids: int32 [T], tokens committed in this execute.
         propose: int32 [R], most nodes to propose for each row.
         num_cached: int32 [R], tokens of the row that a cache or a fork served; they are not observed, and
-            their KV is there.
+            their KV is there. Where the drafter was cut off while they were computed, what it would have
+            written is not: its guesses may then be worse.
         block_tables: for each of the drafter's KV groups int32 [R, width], blocks by table entry.
     """
 
