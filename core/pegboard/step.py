@@ -106,7 +106,7 @@ class GroupUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drafts(msgspec.Struct, frozen=True, kw_only=True):
-    """Draft nodes that the host feeds in, replacing what the worker's drafter has for those rows.
+    """Draft nodes that a drafter proposes for the next step.
 
     Nodes of a row are in an order in which every prefix is connected: a parent precedes its
     children.
@@ -146,7 +146,6 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
         pending: bool [R], whether the row's last token is one the host does not know yet: the step in
             flight before this one makes it, and the worker's row has it then. A row that failed there
             gets a token all the same, of which nobody hears.
-        drafts: draft nodes fed in by the host; None: the worker's own.
         drafter_trial: how often the host tried a drafter again that had erred. Once it has, the worker
             does not call it before this has changed, and then only for rows admitted from there on.
     """
@@ -163,7 +162,6 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     verify: Int32
     propose: Int32
     pending: Bool
-    drafts: Drafts | None = None
     drafter_trial: int = 0
 
 

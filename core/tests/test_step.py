@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from pegboard.step import (
-    Drafts,
     GroupUpdate,
     Logprobs,
     RowAdmission,
@@ -77,12 +76,6 @@ BATCH = StepBatch(
     propose=ints(6, 0),
     pending=np.array([False, True]),
     drafter_trial=3,
-    drafts=Drafts(
-        rows=ints(4),
-        offsets=ints(0, 4),
-        token_ids=ints(100, 101, 102, 103),
-        parents=ints(-1, -1, 0, 2),
-    ),
 )
 
 LOGPROBS = Logprobs(
@@ -141,7 +134,6 @@ def test_a_result_survives_the_wire() -> None:
 def test_absent_parts_stay_absent() -> None:
     bare = msgspec.structs.replace(RESULT, parents=None, logprobs=None, prompt_logprobs=None)
     assert_same(decode(encode(bare), StepResult), bare)
-    assert_same(decode(encode(msgspec.structs.replace(BATCH, drafts=None)), StepBatch).drafts, None)
 
 
 def test_arrays_that_are_not_contiguous_survive() -> None:

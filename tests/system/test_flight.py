@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,8 +12,12 @@ import torch
 
 from pegboard import Config, Engine, SamplingParams
 from pegboard.compose import prepare
+from pegboard.interfaces.drafter import Drafter, Observation
 from pegboard.interfaces.logits_processor import LogitsProcessor
+from pegboard.interfaces.speculation_policy import Choice, DraftView, SpeculationPolicy, StepCosts
 from pegboard.request import SequenceDelta
+from pegboard.step import Drafts, Float32, Int32, RowAdmission
+from pegboard.testing.erring_drafter import nodes_of
 from pegboard.testing.guessing_drafter import GuessingDrafter
 from pegboard.testing.invariance import Case, differences, run_case
 
@@ -84,6 +89,58 @@ def test_a_row_that_fails_in_flight_ends_alone(config: dict[str, Any]) -> None:
         assert tokens == expected and len(tokens) == {"0": 4, "1": 5}.get(name, 20)
         assert ahead[-1].finish_reason == ("error" if name in "01" else "length")
         assert ahead[-1].error == at_one[name][-1].error
+
+
+class Following(Drafter):
+    """Drafts nothing, and notes each row whose tokens are not those that it was told before."""
+
+    manifest: ClassVar = {"name": "following"}
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[int]] = {}
+        self.num_shown = 0
+        self.wrong: list[str] = []
+
+    def admit(self, admission: RowAdmission, block_tables: tuple[Int32, ...]) -> None:
+        self.rows[admission.row] = admission.token_ids.tolist()
+
+    def release(self, row: int, num_tokens: int) -> None:
+        if len(self.rows.pop(row)) < num_tokens:
+            self.wrong.append(f"row {row} is released with tokens that it never had")
+
+    def propose(self, seen: Observation) -> tuple[Drafts, Float32]:
+        for i, row in enumerate(seen.rows.tolist()):
+            own = slice(seen.offsets[i], seen.offsets[i + 1])
+            positions, told = seen.positions[own].tolist(), self.rows[row]
+            if told[positions[0] : positions[-1] + 1] != seen.token_ids[own].tolist():
+                self.wrong.append(f"row {row} at {positions}")
+            told += seen.next_token_ids[seen.next_offsets[i] : seen.next_offsets[i + 1]].tolist()
+            self.num_shown += 1
+        return nodes_of([], [])
+
+
+class AsksForNone(SpeculationPolicy):
+    """Asks for no drafts, so that rows need not wait for them."""
+
+    manifest: ClassVar = {"name": "asks_for_none"}
+
+    def choose(
+        self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts
+    ) -> Sequence[Choice]:
+        return [Choice(0, 0) for _ in rows]
+
+
+def test_a_drafter_is_shown_no_token_of_a_row_that_failed(config: dict[str, Any]) -> None:
+    drafter = Following()
+    deltas = _outputs(
+        {**config, "drafter": {"name": "following", "num_speculative_tokens": 3}},
+        depth=2,
+        logits_processor=FailsAt(),
+        drafter=drafter,
+        speculation_policy=AsksForNone(),
+    )
+    assert [deltas[name][-1].finish_reason for name in "0123"] == ["error"] * 2 + ["length"] * 2
+    assert drafter.num_shown > 40 and drafter.wrong == [] and drafter.rows.keys() <= {2, 3}
 
 
 def test_cached_blocks_are_compared_behind_the_step_in_flight(config: dict[str, Any]) -> None:

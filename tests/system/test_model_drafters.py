@@ -17,6 +17,7 @@ from pegboard import Config, SamplingParams
 from pegboard.builtin.torch_attention import TorchAttention
 from pegboard.cli.check import report
 from pegboard.compose import prepare
+from pegboard.errors import EngineError
 from pegboard.interfaces import drafter
 from pegboard.interfaces.drafter import DrafterContext, Observation, UnitTokens
 from pegboard.interfaces.kernel import LinearKernel, PackedWeight
@@ -222,8 +223,8 @@ def _past_its_slots(drafter: SecondModel, seen: Observation) -> Any:
     return drafter.unit.forward(tokens)
 
 
-def _in_a_row_of_no_step(drafter: SecondModel, seen: Observation) -> Any:
-    row = np.array([99], np.int32)
+def _in_a_row_of_no_step(drafter: SecondModel, seen: Observation, number: int) -> Any:
+    row = np.array([number], np.int32)
     offsets, ids = np.array([0, 1], np.int32), torch.zeros(1, dtype=torch.int64)
     return drafter.unit.forward(UnitTokens(row, offsets, np.array([0], np.int32), ids))
 
@@ -245,7 +246,8 @@ FAULTS: dict[str, Fault] = {
     "is out of memory": lambda drafter, seen: _raise(torch.OutOfMemoryError("no")),
     "answers something else": lambda drafter, seen: None,
     "writes past its slots": _past_its_slots,
-    "writes to a row of no step": _in_a_row_of_no_step,
+    "writes to a row of no step": lambda drafter, seen: _in_a_row_of_no_step(drafter, seen, 99),
+    "counts rows from the end": lambda drafter, seen: _in_a_row_of_no_step(drafter, seen, -1),
     "gives parents that do not precede": _parents_that_do_not_precede,
     "gives tokens that its model has not": _tokens_that_its_model_has_not,
 }
@@ -276,6 +278,26 @@ def test_a_model_drafter_that_errs_is_cut_off_and_requests_go_on(
     )
     assert made[0].num_calls == 3
     assert differences(expected, got, 1e-5) == []
+
+
+def test_a_model_drafter_has_no_slots_once_it_has_proposed(
+    config: dict[str, Any], second: Path, expected: Traces
+) -> None:
+    """By the time of `release` the blocks of a row may be another's."""
+    refusals: list[str] = []
+
+    class WritesLate(SecondModel):
+        def release(self, row: int, num_tokens: int) -> None:
+            offsets, ids = np.array([0, 1], np.int32), torch.zeros(1, dtype=torch.int64)
+            late = UnitTokens(np.array([row], np.int32), offsets, np.array([0], np.int32), ids)
+            with pytest.raises(EngineError) as refused:
+                self.unit.forward(late)
+            refusals.append(str(refused.value))
+            super().release(row, num_tokens)
+
+    proposals = proposals_of(config, WritesLate, second, Case(batch=3), expected)
+    check_second(proposals, dense(second))
+    assert refusals and all("slots 0 to 1; set aside: 0" in line for line in refusals)
 
 
 def test_a_model_drafter_that_is_far_too_slow_is_cut_off(

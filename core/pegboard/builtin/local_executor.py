@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 class LocalExecutor(Executor):
     """Calls worker 0 directly; `execute` returns when the step is done. Where several steps may be in
-    flight, the worker has a thread of its own, in which all its calls run in order."""
+    flight, the worker has a thread of its own, in which all its calls run in order;
+    Python waits for that thread when a program ends, at Ctrl-C too."""
 
     def __init__(self, context: ExecutorContext) -> None:
         self._context = context

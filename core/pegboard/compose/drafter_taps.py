@@ -14,7 +14,8 @@ from pegboard.plugins.guard import guarded
 
 
 def taps_of(drafter: Drafter, part: Part, composition: Composition) -> tuple[int, ...]:
-    """The hidden states that a drafter wants: as it described, or else as the object says.
+    """The hidden states that a drafter wants, each once, by number: as it described, or else as the object
+    says.
 
     Args:
         part: the drafter's.
@@ -23,7 +24,7 @@ def taps_of(drafter: Drafter, part: Part, composition: Composition) -> tuple[int
         InterfaceNotSatisfied: one of them is none of the model's, or they cannot be read.
     """
     if part.entry.describe is not None:
-        return composition.drafter.taps
+        return tuple(sorted(set(composition.drafter.taps)))
     shape = composition.target.shape
     most = len(shape.taps)
     with guarded(InterfaceNotSatisfied, part.origin, "reading its taps"):
@@ -38,7 +39,7 @@ def taps_of(drafter: Drafter, part: Part, composition: Composition) -> tuple[int
             raise _refused(part, f"taps: {tap}", shape)
     if len(taps) > most:
         raise _refused(part, f"more than {most} taps", shape)
-    return taps
+    return tuple(sorted(set(taps)))
 
 
 def _refused(part: Part, was: str, shape: ModelShape) -> InterfaceNotSatisfied:

@@ -96,7 +96,8 @@ class DraftUnit(ABC):
 
     @abstractmethod
     def forward(self, tokens: UnitTokens, hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """Runs tokens through the model; as often as one likes while drafts are proposed.
+        """Runs tokens through the model; as often as one likes within `propose`, and in no other
+        call.
 
         Args:
             tokens: of rows of the step, within the tokens that were observed and the slots that were
@@ -201,8 +202,8 @@ class DrafterContext:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one execute brought, for every row that computed, prefill chunks included. Its arrays
-    are read-only.
+    """What one execute brought, for every row that computed and did not fail, prefill chunks included. Its
+    arrays are read-only.
 
     Attributes:
         rows: int32 [R].
@@ -238,7 +239,8 @@ class Drafter(ABC):
     Requests do not depend on it. When a method raises, takes longer than `MAX_CALL_S`, or proposes what
     cannot be used, the drafter is cut off, and no method is called. After a pause, `release` is called
     for the rows that it had, whether or not their sequences still run, and it begins anew with those
-    that are admitted from then on; other rows are not shown to it.
+    that are admitted from then on; other rows are not shown to it. A row whose request failed in a step
+    is given back before that step is shown, and is not in it.
     """
 
     taps: tuple[int, ...] = ()

@@ -141,4 +141,7 @@ class Executor(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the workers and frees their memory, whatever they are doing. Idempotent."""
+        """Ends the workers and frees their memory. Idempotent.
+
+        Processes are ended whatever they are doing; a worker in this process is waited for until the
+        steps that it was given are done."""

@@ -56,6 +56,11 @@ class DrafterModels:
             known = self._rows.num_known[rows] + past
             self.unit.begin(rows, np.where(propose > 0, known, num_observed))
 
+    def end(self) -> None:
+        """The observation is over, and its slots are nobody's."""
+        if self.unit is not None:
+            self.unit.end()
+
     @property
     def target(self) -> Model:
         """The target.
@@ -92,8 +97,11 @@ class RunningDraftUnit(DraftUnit):
 
     def begin(self, rows: Int32, num_slots: Int64) -> None:
         """A step is observed: its rows, and the slots that each has."""
-        self._num_slots[:] = 0
         self._num_slots[rows] = num_slots
+
+    def end(self) -> None:
+        """The observation is over: no row has slots. Their blocks may be another's in the next step."""
+        self._num_slots[:] = 0
 
     def forward(self, tokens: UnitTokens, hidden: torch.Tensor | None = None) -> torch.Tensor:
         unit = self._running()
@@ -121,13 +129,14 @@ class RunningDraftUnit(DraftUnit):
         if {int(tokens.offsets[0]), int(tokens.offsets[-1]) - len(tokens.token_ids)} != {0}:
             raise EngineError("a drafter's tokens: offsets and token ids disagree")
         ends = tokens.num_computed + counts
-        wrong = (tokens.num_computed < 0) | (ends > self._num_slots[tokens.rows])
+        num_slots = np.where(tokens.rows < 0, 0, self._num_slots[tokens.rows])
+        wrong = (tokens.rows < 0) | (tokens.num_computed < 0) | (ends > num_slots)
         if wrong.any():
             at = int(np.argmax(wrong))
             row = int(tokens.rows[at])
             raise EngineError(
                 f"a drafter's tokens of row {row} take slots {tokens.num_computed[at]} to {ends[at]};"
-                f" set aside: {self._num_slots[row]}"
+                f" set aside: {num_slots[at]}"
             )
 
     def _batch(self, unit: ModelUnit, tokens: UnitTokens) -> AttentionBatch:

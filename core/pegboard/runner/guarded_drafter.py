@@ -92,7 +92,10 @@ class GuardedDrafter:
             seen = of_rows(seen, known)
         observed = (inputs.num_computed + inputs.num_chunk + accepted.num_accepted)[known]
         self._models.begin(seen.rows, observed, seen.propose)
-        self._call(self._propose, seen)
+        try:
+            self._call(self._propose, seen)
+        finally:
+            self._models.end()
 
     def take_failure(self) -> str:
         """For what the drafter was cut off since the last call; "": it was not."""

@@ -130,6 +130,8 @@ def _check(rows: Rows, batch: StepBatch) -> None:
     known = rows.num_known[batch.rows]
     end = batch.num_computed + batch.num_tokens
     wrong = (batch.num_tokens < 1) | (end > known) | (batch.sample & (end != known))
+    is_pending = batch.sample & (rows.sampled_in[batch.rows] > batch.fence)
+    wrong |= (batch.pending != is_pending) | (batch.pending & (batch.num_tokens > 1))
     if batch.verify.any():
         wrong |= batch.verify > np.where(batch.sample, rows.drafts.counts[batch.rows], 0)
     if wrong.any():
@@ -137,8 +139,9 @@ def _check(rows: Rows, batch: StepBatch) -> None:
         row = int(batch.rows[i])
         raise EngineError(
             f"step {batch.step_id}: row {row} knows {known[i]} tokens and holds "
-            f"{rows.drafts.counts[row]} drafts; the host asks for tokens {batch.num_computed[i]} to "
-            f"{end[i]} and {batch.verify[i]} drafts, sample={bool(batch.sample[i])}"
+            f"{rows.drafts.counts[row]} drafts, its last token from step {rows.sampled_in[row]}; the host "
+            f"has heard of step {batch.fence} and asks for tokens {batch.num_computed[i]} to {end[i]} and "
+            f"{batch.verify[i]} drafts, sample={bool(batch.sample[i])}, pending={bool(batch.pending[i])}"
         )
 
 

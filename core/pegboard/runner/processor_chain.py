@@ -49,7 +49,6 @@ class ProcessorChain:
     def admit(self, row: int, params: Mapping[str, Mapping[str, Any]]) -> None:
         """Admits a row to the processors that its request names, and to no other. One that raises
         fails the row."""
-        self.release(row)
         for name, values in params.items():
             try:
                 # Theirs to keep: nobody else sees what a processor does to them.

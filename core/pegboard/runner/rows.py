@@ -22,6 +22,7 @@ class Rows:
     Attributes:
         token_ids: int32 [max_num_seqs, width], prompt and output.
         num_known: int64 [max_num_seqs], tokens in it.
+        sampled_in: int64 [max_num_seqs], the step that made the last of them; -1: none, it was known.
         num_prompt: int64 [max_num_seqs], how many of them are the prompt.
         seed: uint64 [max_num_seqs].
         index: int64 [max_num_seqs], the sequence's number in its request.
@@ -53,6 +54,7 @@ class Rows:
         self._groups = groups
         self.token_ids: Int32 = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self.num_known: Int64 = np.zeros(max_num_seqs, dtype=np.int64)
+        self.sampled_in: Int64 = np.full(max_num_seqs, -1, dtype=np.int64)
         self.num_prompt: Int64 = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_cached: Int64 = np.zeros(max_num_seqs, dtype=np.int64)
         self.seed: NDArray[np.uint64] = np.zeros(max_num_seqs, dtype=np.uint64)
@@ -76,6 +78,7 @@ class Rows:
         self.token_ids = widen(self.token_ids, num_tokens)
         self.token_ids[row, :num_tokens] = admission.token_ids
         self.num_known[row] = num_tokens
+        self.sampled_in[row] = -1
         self.num_prompt[row] = admission.num_prompt_tokens
         self.num_cached[row] = admission.num_cached
         self.seed[row] = admission.seed
@@ -126,11 +129,12 @@ class Rows:
         blocks = self.block_tables[group][rows, tokens // block_size].astype(np.int64)
         return blocks * block_size + tokens % block_size
 
-    def commit(self, rows: Int32, token_ids: Int32, lengths: Int64) -> None:
-        """Appends tokens: the first `lengths[i]` of `token_ids[i]`, [num_rows, width], to row i."""
+    def commit(self, rows: Int32, token_ids: Int32, lengths: Int64, step_id: int) -> None:
+        """Appends a step's tokens: `lengths[i]` of those in `token_ids[i]`, [num_rows, width], to row i."""
         known = self.num_known[rows]
         self.token_ids = widen(self.token_ids, int((known + lengths).max(initial=0)))
         committed: Bool = np.arange(token_ids.shape[1]) < lengths[:, None]
         i, j = np.nonzero(committed)
         self.token_ids[rows[i], known[i] + j] = token_ids[i, j]
         self.num_known[rows] = known + lengths
+        self.sampled_in[rows[lengths > 0]] = step_id

@@ -50,7 +50,7 @@ class Runner(Worker):
         times = [time.perf_counter()]
         _update_rows(on, batch)
         inputs = build_inputs(on.rows, batch)
-        hidden, tapped = _forward(on, inputs, tuple(sorted(set(on.drafter.taps(batch)))))
+        hidden, tapped = _forward(on, inputs, on.drafter.taps(batch))
         times.append(time.perf_counter())
 
         prompt_logprobs = on.sampler.prompt_logprobs(hidden, inputs)
@@ -58,9 +58,11 @@ class Runner(Worker):
         accepted = accept(inputs, sampled.token_ids, sampled.usable)
         logprobs = on.sampler.logprobs(inputs, sampled, accepted)
         _compact(on, inputs, accepted)
+        for row in sampled.failed:
+            on.drafter.release(row, int(on.rows.num_known[row]))
         # A row that failed gets a token too, for nobody: the host may have planned its next step.
         lengths = np.maximum(accepted.num_committed, batch.sample)
-        on.rows.commit(batch.rows, accepted.token_ids, lengths)
+        on.rows.commit(batch.rows, accepted.token_ids, lengths, batch.step_id)
         times.append(time.perf_counter())
 
         on.drafter.redraft(batch, inputs, accepted, tapped)
@@ -117,16 +119,13 @@ class Runner(Worker):
 
 
 def _update_rows(on: Loaded, batch: StepBatch) -> None:
-    """Releases, admissions, blocks, drafts of the host: in this order, as the batch says."""
+    """Releases, admissions, blocks: in this order, as the batch says."""
     on.drafter.begin(batch.drafter_trial)
     for release in batch.released:
         on.drafter.release(release.row, release.num_tokens)
         on.processors.release(release.row)
         on.rows.release(release.row)
     for admission in batch.admitted:
-        num_held = int(on.rows.num_known[admission.row])
-        if num_held:
-            on.drafter.release(admission.row, num_held)
         on.rows.admit(admission)
         on.processors.admit(admission.row, admission.processors)
     for update in batch.groups:
@@ -135,8 +134,6 @@ def _update_rows(on: Loaded, batch: StepBatch) -> None:
         on.rows.update_tables(update)
     for admission in batch.admitted:
         on.drafter.admit(admission)
-    if batch.drafts is not None:
-        on.rows.drafts.put(batch.drafts)
 
 
 def _copy_blocks(on: Loaded, update: GroupUpdate) -> None:

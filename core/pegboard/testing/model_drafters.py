@@ -222,8 +222,6 @@ class OneLayer(_ModelDrafter):
             for row, start, end in zip(seen.rows.tolist(), starts, ends, strict=True)
             for token in self.rows[row][start + 1 : end + 1]
         ]
-        if len(following) < len(seen.token_ids):  # a row whose request has failed has no next token
-            return {}
         tokens = UnitTokens(seen.rows, seen.offsets, starts, self._tensor(following))
         states = self.unit.forward(tokens, seen.taps[self.tap])
         return {

@@ -204,7 +204,10 @@ class Host:
         drafts: Drafts | None = None,
         drafter_trial: int = 0,
     ) -> StepResult:
-        """Computes so many tokens of each row, and so many draft nodes."""
+        """Computes so many tokens of each row, and so many draft nodes.
+
+        drafts: put in place of what the worker holds for their rows.
+        """
         verify = verify or {}
         for row, num_tokens in chunks.items():
             self._reserve(row, self.rows[row].computed + num_tokens + verify.get(row, 0))
@@ -227,10 +230,12 @@ class Host:
             verify=ints(verify.get(row, 0) for row in chunks),
             propose=ints(propose for _ in chunks),
             pending=np.zeros(len(chunks), dtype=np.bool_),
-            drafts=drafts,
             drafter_trial=drafter_trial,
         )
         self._clear()
+        if drafts is not None:
+            assert self.runner._loaded is not None
+            self.runner._loaded.rows.drafts.put(drafts)
         result = self.runner.execute(batch)
         self.results.append(result)
         self.batches.append(list(chunks))

@@ -276,6 +276,37 @@ def test_checksums_are_of_a_blocks_bytes_in_its_groups_layers(
     assert [checksums(group) for group in (0, 1)] == before
 
 
+@pytest.mark.parametrize(
+    ("lag", "is_pending", "is_refused"),
+    [(1, False, False), (2, True, False), (1, True, True), (2, False, True)],
+)
+def test_a_last_token_that_the_host_has_not_heard_of_is_pending_and_no_other(
+    make_host: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    lag: int,
+    is_pending: bool,
+    is_refused: bool,
+) -> None:
+    import msgspec
+
+    host = make_host()
+    host.admit(0, PROMPT)
+    host.prefill([0])
+    execute = host.runner.execute
+
+    def changed(batch: Any) -> Any:
+        fence, pending = batch.step_id - lag, np.array([is_pending])
+        return execute(msgspec.structs.replace(batch, fence=fence, pending=pending))
+
+    monkeypatch.setattr(host.runner, "execute", changed)
+    if is_refused:
+        with pytest.raises(EngineError, match=f"pending={is_pending}"):
+            host.step({0: 1})
+    else:
+        host.step({0: 1})
+        assert len(host.output(0)) == 2
+
+
 @pytest.mark.parametrize("question", [("colour",), ("block_checksums",), ("memory", 1)])
 def test_other_questions_are_refused(make_host: Callable[..., Any], question: Any) -> None:
     with pytest.raises(

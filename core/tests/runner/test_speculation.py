@@ -146,22 +146,6 @@ def test_drafts_do_not_change_tokens_or_logprobs(
         assert 0 < accepted < tried
 
 
-def test_drafts_of_the_host_replace_the_workers(
-    make_host: Any, expected: Any, drafts_of: Any
-) -> None:
-    outputs = expected()
-    host = make_host(drafter=Oracle(outputs, share=0.0, width=1))
-    admit_all(host)
-    host.prefill(PROMPTS, propose=4)
-    coming = outputs[0][1:4]
-    result = host.step(
-        dict.fromkeys(PROMPTS, 1), verify={0: 3, 2: 4}, drafts=drafts_of({0: (coming, None)})
-    )
-    assert result.num_accepted.tolist() == [3, 0, 0]
-    assert result.num_tried.tolist() == [3, 1, 0]
-    assert host.output(0) == outputs[0][:5]
-
-
 def test_verify_uses_the_first_nodes(make_host: Any, expected: Any) -> None:
     outputs = expected()
     host = make_host(drafter=Oracle(outputs, share=1.0, width=1))
