@@ -242,7 +242,7 @@ class ServerConfig(Section):
             `/ready` and `/health` say so with 503. They send one every second.
         deadline_s: seconds after which a step hangs, or 20 times what the longest step took, if that is
             more. All open requests then end with an error, and the engine is dead; so it is when the
-            silence lasts for this long.
+            silence lasts for this long, of a process that starts for 120 seconds at least.
         farewell_s: seconds for which `/ready` and `/health` still say why the engine is dead, before the
             server ends with status 1.
     """

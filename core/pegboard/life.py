@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import zmq
 
+from pegboard.errors import INTERRUPTS
 from pegboard.interfaces.executor import Doing, Sign
 
 PERIOD_S = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 class Life:
@@ -52,14 +56,20 @@ class SignSender:
 
     Args:
         connect: gives the socket its keys, and the address to send to.
-        message: makes a message; it runs in the thread.
+        message: makes a message; it runs in the thread. A message that it raises for is left out.
     """
 
     def __init__(
         self, connect: Callable[[zmq.Socket[bytes]], object], message: Callable[[], bytes]
     ) -> None:
-        self._connect = connect
         self._message = message
+        self._has_failed = False
+        # Here and not in the thread, so that what cannot be connected is raised.
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUSH)
+        self._socket.sndhwm = 2
+        self._socket.linger = 0
+        connect(self._socket)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="life", daemon=True)
         self._thread.start()
@@ -70,12 +80,18 @@ class SignSender:
         self._thread.join()
 
     def _run(self) -> None:
-        with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-            socket.sndhwm = 2
-            socket.linger = 0
-            self._connect(socket)
-            while True:
-                with contextlib.suppress(zmq.Again):
-                    socket.send(self._message(), zmq.NOBLOCK)
-                if self._closed.wait(PERIOD_S):
-                    return
+        with self._context, self._socket:
+            self._send()
+            while not self._closed.wait(PERIOD_S):
+                self._send()
+
+    def _send(self) -> None:
+        try:
+            with contextlib.suppress(zmq.Again):
+                self._socket.send(self._message(), zmq.NOBLOCK)
+        except INTERRUPTS:
+            raise
+        except BaseException:  # the next one may be made
+            if not self._has_failed:
+                logger.exception("a sign of life could not be sent")
+            self._has_failed = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ def clocks(**seconds: int) -> Iterator[str]:
         yield from ("--set", f"server.{name}_s={value}")
 
 
-def wait_for(url: str, status: str, timeout_s: float = 20.0) -> dict[str, Any]:
+def wait_for(url: str, status: str, timeout_s: float = 40.0) -> dict[str, Any]:
     """What `/ready` and `/health` say once it is this, both the same."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -82,23 +83,23 @@ def wait_for(url: str, status: str, timeout_s: float = 20.0) -> dict[str, Any]:
 def test_a_step_that_never_ends_ends_all_requests_with_the_reason(
     serve: Any, model: Path, sleeper: tuple[str, ...]
 ) -> None:
-    served = serve(model, *sleeper, *clocks(deadline=2, farewell=2))
+    served = serve(model, *sleeper, *clocks(deadline=5, farewell=2))
     engine = psutil.Process(served.engine_pid)
     with pytest.raises(APIError, match="step 0 hangs"):
         list(served.stream_completion(model=str(model), prompt=[5, 6, 7], max_tokens=20))
     reason = wait_for(served.url, "dead")["reason"]
-    assert "step 0 hangs" in reason and "server.deadline_s: 2" in reason
+    assert "step 0 hangs" in reason and "server.deadline_s: 5" in reason
     assert "sequences running: " in reason
     refused = httpx.post(f"{served.url}/v1/completions", json={"prompt": [5]})
     assert refused.status_code == 503 and reason in refused.json()["error"]["message"]
     assert httpx.get(f"{served.url}/live").status_code == 200
-    assert served.process.wait(20) == 1
+    assert served.process.wait(40) == 1
     assert not engine.is_running() and not served.left_behind
     assert reason in served.log and "Traceback" not in served.log
 
 
 def test_a_stopped_engine_is_told_of_until_it_goes_on(serve: Any, model: Path) -> None:
-    served = serve(model, *clocks(silence=2))
+    served = serve(model, *clocks(silence=3))
     stream = served.stream_completion(
         model=str(model), prompt=[5, 6, 7], max_tokens=15_000, extra_body=UNENDING
     )
@@ -120,10 +121,10 @@ def test_a_stopped_engine_is_told_of_until_it_goes_on(serve: Any, model: Path) -
 
 
 def test_an_engine_that_stays_silent_is_ended(serve: Any, model: Path) -> None:
-    served = serve(model, *clocks(silence=2, deadline=3, farewell=0))
+    served = serve(model, *clocks(silence=2, deadline=5, farewell=0))
     os.kill(served.engine_pid, signal.SIGSTOP)
-    assert served.process.wait(20) == 1
-    assert "has been silent for 3 s; its last sign: " in served.log
+    assert served.process.wait(40) == 1
+    assert re.search(r"has been silent for \d+ s; its last sign: ", served.log)
     assert not served.left_behind
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -136,7 +135,7 @@ def test_a_killed_worker_ends_what_is_open_and_is_told(serve: Any, model: Path) 
 
 def test_a_stopped_worker_is_told_of_and_ends_in_time(serve: Any, model: Path) -> None:
     served = serve(
-        model, *PROCESSES, "--set", "server={silence_s: 2, deadline_s: 5, farewell_s: 1}"
+        model, *PROCESSES, "--set", "server={silence_s: 3, deadline_s: 8, farewell_s: 1}"
     )
     family = psutil.Process(served.process.pid).children(recursive=True)
     worker = worker_of(served)
@@ -153,7 +152,10 @@ def test_a_stopped_worker_is_told_of_and_ends_in_time(serve: Any, model: Path) -
     )
     next(stream)
     worker.suspend()
-    with pytest.raises(APIError, match=r"hangs: it has taken 5 s.*worker 0 is"):
+    # Its silence is the reason where a busy machine made an earlier step so slow that this one may go on.
+    with pytest.raises(
+        APIError, match=r"hangs: it has taken .*worker 0 is|worker 0 has been silent"
+    ):
         list(stream)
     leaves_nothing(served, family)
 
@@ -172,8 +174,8 @@ def test_a_worker_stopped_at_rest_is_told_by_the_clock_as_it_is(serve: Any, mode
     served = serve(model, *PROCESSES)
     family = psutil.Process(served.process.pid).children(recursive=True)
     worker_of(served).suspend()
-    assert "worker 0 has been silent for 10 s" in told(served, "silent")
-    assert "worker 0 has been silent for 30 s" in told(served, "dead", 30.0)
+    assert re.search(r"worker 0 has been silent for 1\d s", told(served, "silent"))
+    assert re.search(r"worker 0 has been silent for 3\d s", told(served, "dead", 30.0))
     leaves_nothing(served, family)
 
 
@@ -181,11 +183,11 @@ def test_a_worker_stopped_at_rest_is_told_by_the_clock_as_it_is(serve: Any, mode
 def test_a_kernel_that_never_returns_is_a_worker_that_hangs(
     serve: Any, model: Path, sleeper: Callable[[str], tuple[str, ...]]
 ) -> None:
-    clocks = ("--set", "server={deadline_s: 3, farewell_s: 2}")
+    clocks = ("--set", "server={deadline_s: 5, farewell_s: 5}")
     served = serve(model, *PROCESSES, *sleeper("silu_mul"), *clocks)
     family = psutil.Process(served.process.pid).children(recursive=True)
     body = {"prompt": [5], "max_tokens": 4}
-    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=20)
+    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 503
     assert "step 0 hangs" in answer.json()["error"]["message"]
     assert "worker 0 is in step 0 for" in told(served, "dead")
@@ -193,15 +195,19 @@ def test_a_kernel_that_never_returns_is_a_worker_that_hangs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_what_befalls_a_worker_while_it_loads_is_told(
-    serve: Any, model: Path, sleeper: Callable[[str], tuple[str, ...]], number: signal.Signals
+    serve: Any, model: Path, sleeper: Callable[[str], tuple[str, ...]]
 ) -> None:
-    clocks = ("--set", "server={silence_s: 2, deadline_s: 4, farewell_s: 2}")
+    clocks = ("--set", "server={silence_s: 5, deadline_s: 5, farewell_s: 5}")
     served = serve(model, *PROCESSES, *sleeper("linear"), *clocks, until="listening on")
     assert httpx.get(f"{served.url}/ready").json() == {"status": "loading"}
     family = psutil.Process(served.process.pid).children(recursive=True)
-    os.kill(worker_of(served).pid, number)
-    reason = told(served, "dead")
-    assert "worker 0" in reason and "starting for" in reason
+    worker = worker_of(served)
+    worker.suspend()
+    reason = told(served, "silent")
+    assert "worker 0 has been silent for" in reason and "starting for" in reason
+    time.sleep(1)
+    assert told(served, "silent"), "a start may be silent for longer than a step may take"
+    worker.kill()
+    assert "worker 0 was killed by SIGKILL while starting for" in told(served, "dead")
     leaves_nothing(served, family)

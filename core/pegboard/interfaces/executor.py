@@ -137,7 +137,8 @@ class Executor(ABC):
     @abstractmethod
     def health(self) -> tuple[WorkerHealth, ...]:
         """How the workers' processes are, by rank; none for workers in this process, before the start and
-        once `close` was called. Any thread may ask at any time, and is answered at once."""
+        once `close` was called. Any thread may ask at any time, and is answered at once: the engine's
+        signs of life wait for the answer, and an engine that gives none is ended."""
 
     @abstractmethod
     def close(self) -> None:

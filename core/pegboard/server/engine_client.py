@@ -262,6 +262,7 @@ class EngineClient:
                 self.loaded = message.num_loaded / message.num_total
             case Ready():
                 self._note_built()
+                self._watch.started()
                 self._ready.set_result(message)
             case Failed():
                 failure = UserError(message.line) if message.mistake else EngineDied(message.line)

@@ -19,7 +19,14 @@ import zmq
 
 from pegboard.compose import Prepared, Starting, from_wire, start_engine
 from pegboard.engine.core import EngineCore
-from pegboard.errors import RequestError, RequestFailed, UserError, described
+from pegboard.errors import (
+    INTERRUPTS,
+    RequestError,
+    RequestFailed,
+    UserError,
+    described,
+    printable,
+)
 from pegboard.interfaces.executor import WorkerHealth
 from pegboard.life import Life, SignSender
 from pegboard.lifeline import end_with_parent, leave_signals_to_parent
@@ -95,16 +102,21 @@ class Pulse:
         self._engine = engine
 
     def message(self) -> bytes:
-        return encode(Alive(self.life.sign(), self.life.worst_step_s, self._workers()))
+        try:
+            return self._with(self._workers())
+        except INTERRUPTS:
+            raise
+        except BaseException as error:  # of another's executor
+            line = f"the executor cannot say how its workers are: {printable(described(error))}"
+            return self._with((WorkerHealth(rank=0, sign=None, silence_s=0.0, ended=line),))
+
+    def _with(self, workers: tuple[WorkerHealth, ...]) -> bytes:
+        return encode(Alive(self.life.sign(), self.life.worst_step_s, workers))
 
     def _workers(self) -> tuple[WorkerHealth, ...]:
         if self._engine is None:
             return ()
-        try:
-            return msgspec.convert(self._engine.health(), tuple[WorkerHealth, ...])
-        except Exception as error:  # of another's executor
-            line = f"the executor cannot say how its workers are: {described(error)}"
-            return (WorkerHealth(rank=0, sign=None, silence_s=0.0, ended=line),)
+        return msgspec.convert(self._engine.health(), tuple[WorkerHealth, ...])
 
 
 class EngineLoop:

@@ -8,6 +8,10 @@ from pegboard.server.messages import Alive
 TICK_S = 0.5
 """Time between two judgements."""
 
+START_S = 120.0
+"""A process that starts may be silent for so long: it may read large libraries from a slow disk, and its
+thread of signs waits for an import."""
+
 TIMES_WORST = 20
 """A step may always take so many times what the longest one took."""
 
@@ -16,7 +20,8 @@ class EngineWatch:
     """Two clocks: how long nothing was heard, and how old the running step is.
 
     Silence is no death: a process that is stopped may go on. It is one when it lasts as long as a step
-    may. Time in which the server itself stood still counts for nobody's silence.
+    may; or as a start may, if that is longer and the process starts. Time in which the server itself
+    stood still counts for nobody's silence.
 
     Args:
         silence_s: seconds without a sign, after which a process is said to be silent.
@@ -28,6 +33,11 @@ class EngineWatch:
         self._deadline_s = deadline_s
         self._quiet_s = 0.0
         self._last: Alive | None = None
+        self._has_started = False
+
+    def started(self) -> None:
+        """The start is over, although the last sign may still tell of it."""
+        self._has_started = True
 
     def hear(self, sign: Alive) -> None:
         """Takes a sign of the engine's process."""
@@ -39,22 +49,29 @@ class EngineWatch:
 
     def silent(self) -> str | None:
         """The process that gives no sign, and its last one; None: all do."""
-        return self._silent_for(self._silence_s)
+        return self._silent_for(self._silence_s, self._silence_s)
 
     def lost(self) -> str | None:
         """The reason for which the engine will not go on; None while it may."""
-        return self._death() or self._hang() or self._silent_for(self._deadline_s)
+        return self._death() or self._hang() or self._silence_that_ends()
 
     def _death(self) -> str | None:
         workers = () if self._last is None else self._last.workers
         return next((worker.ended for worker in workers if worker.ended), None)
 
-    def _silent_for(self, limit_s: float) -> str | None:
+    def _silence_that_ends(self) -> str | None:
+        return self._silent_for(self._deadline_s, max(self._deadline_s, START_S))
+
+    def _silent_for(self, limit_s: float, start_limit_s: float) -> str | None:
+        def limit_of(last: Sign | None) -> float:
+            is_starting = last is None or last.doing == "starting"
+            return start_limit_s if is_starting and not self._has_started else limit_s
+
         own = None if self._last is None else self._last.sign
-        if self._quiet_s >= limit_s:
+        if self._quiet_s >= limit_of(own):
             return _silence("the engine's process", self._quiet_s, own)
         for worker in () if self._last is None else self._last.workers:
-            if worker.silence_s >= limit_s:
+            if worker.silence_s >= limit_of(worker.sign):
                 said = _silence(f"worker {worker.rank}", worker.silence_s, worker.sign)
                 return f"{said}; the engine is {own}"
         return None

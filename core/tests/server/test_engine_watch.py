@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from pegboard.engine.core import EngineCore
 from pegboard.interfaces.executor import Doing, Sign, WorkerHealth
 from pegboard.server.engine_process import Pulse
-from pegboard.server.engine_watch import TICK_S, EngineWatch
+from pegboard.server.engine_watch import START_S, TICK_S, EngineWatch
 from pegboard.server.messages import Alive, decode_alive
 
 
@@ -22,8 +23,11 @@ def wait(watch: EngineWatch, seconds: float) -> None:
         watch.tick(TICK_S)
 
 
-@pytest.mark.parametrize("last", [None, sign("starting"), sign("idle"), sign("step")])
-def test_silence_is_told_of_and_later_ends_the_engine(last: Alive | None) -> None:
+@pytest.mark.parametrize(
+    ("last", "limit_s"),
+    [(None, START_S), (sign("starting"), START_S), (sign("idle"), 30), (sign("step"), 30)],
+)
+def test_silence_is_told_of_and_later_ends_the_engine(last: Alive | None, limit_s: float) -> None:
     watch = EngineWatch(silence_s=10, deadline_s=30)
     if last is not None:
         watch.hear(last)
@@ -33,9 +37,37 @@ def test_silence_is_told_of_and_later_ends_the_engine(last: Alive | None) -> Non
     said = watch.silent()
     assert said is not None and "silent for 11 s" in said
     assert last is None or str(last.sign) in said
+    wait(watch, limit_s - 12)
     assert watch.lost() is None
-    wait(watch, 20)
+    wait(watch, 2)
     assert watch.lost() is not None
+
+
+def test_who_is_silent_from_the_end_of_its_start_on_is_lost_in_time() -> None:
+    watch = EngineWatch(silence_s=10, deadline_s=30)
+    watch.hear(sign("starting"))
+    watch.started()
+    wait(watch, 31)
+    assert watch.lost() is not None
+
+
+def test_a_start_may_be_silent_as_long_as_a_step_may_take() -> None:
+    watch = EngineWatch(silence_s=10, deadline_s=2 * START_S)
+    wait(watch, 2 * START_S - 1)
+    assert watch.lost() is None
+    wait(watch, 2)
+    assert watch.lost() is not None
+
+
+@pytest.mark.parametrize("last", [None, sign("starting").sign])
+def test_a_worker_that_starts_may_be_silent_too(last: Sign | None) -> None:
+    watch = EngineWatch(silence_s=10, deadline_s=30)
+    for silence_s, is_lost in ((START_S - 1, False), (START_S + 1, True)):
+        worker = WorkerHealth(rank=1, sign=last, silence_s=silence_s)
+        watch.hear(Alive(sign("starting").sign, 0.0, (worker,)))
+        silent, lost = watch.silent(), watch.lost()
+        assert silent is not None and silent.startswith("worker 1 has been silent for")
+        assert (lost is not None) == is_lost
 
 
 def test_who_speaks_again_was_not_lost() -> None:
@@ -102,14 +134,21 @@ def test_a_worker_that_ended_or_is_silent_is_named() -> None:
     assert watch.lost() == "worker 1 was killed"
 
 
-@pytest.mark.parametrize("answer", [None, "well", (None,), ("well",)])
-def test_an_executor_that_cannot_say_how_its_workers_are_is_named(answer: Any) -> None:
-    class Engine:
-        def health(self) -> Any:
-            return answer
+def exits() -> Any:
+    raise SystemExit("no \ud800 more")
 
+
+UNWRITABLE = WorkerHealth(rank=0, sign=None, silence_s=0.0, ended="\ud800")
+
+
+@pytest.mark.parametrize(
+    "health",
+    [exits, *(lambda answer=answer: answer for answer in (None, "well", ("well",), (UNWRITABLE,)))],
+)
+def test_an_executor_that_cannot_say_how_its_workers_are_is_named(health: Any) -> None:
+    engine = SimpleNamespace(health=health)
     pulse = Pulse()
     assert decode_alive(pulse.message()).workers == ()
-    pulse.watch(cast(EngineCore, Engine()))
+    pulse.watch(cast(EngineCore, engine))
     (worker,) = decode_alive(pulse.message()).workers
     assert worker.ended.startswith("the executor cannot say how its workers are: ")

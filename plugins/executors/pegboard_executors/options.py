@@ -24,6 +24,7 @@ class ProcessesOptions(BaseModel):
     @field_validator("address")
     @classmethod
     def _refuse_ports(cls, address: str) -> str:
-        if "/" in address or any(char.isspace() for char in address):
+        has_port = address.count(":") == 1 or "]:" in address  # else colons are of IPv6
+        if has_port or "/" in address or any(char.isspace() for char in address):
             raise ValueError("auto, or a host's name or address alone, such as 10.0.0.5")
         return address

@@ -73,7 +73,7 @@ class ProcessesExecutor(Executor):
         self._thread.start()
         try:
             spawned.result()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a word that no argument can be
             raise ConfigError(
                 "executor.options.launch", f"{error}", allowed="a command that can be run"
             ) from None
@@ -152,7 +152,7 @@ class ProcessesExecutor(Executor):
             for worker in self._workers:
                 worker.spawn(self._options.launch)
             spawned.set_result(None)
-        except OSError as error:
+        except BaseException as error:  # `start` waits for it
             spawned.set_exception(error)
         try:
             self._listen_to_all(link)

@@ -55,6 +55,7 @@ class WorkerProcess:
 
         Raises:
             OSError: the system cannot start it.
+            ValueError: a word of the command is no argument for the system.
         """
         argv = [*launch, *self._argv]
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, bufsize=0)

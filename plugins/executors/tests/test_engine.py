@@ -77,8 +77,11 @@ def test_an_object_for_the_worker_is_refused(model: Path) -> None:
     ("options", "error", "said"),
     [
         ({"address": "tcp://here:1"}, OptionsInvalid, "executor.options.address"),
+        ({"address": "127.0.0.1:80"}, OptionsInvalid, "executor.options.address"),
+        ({"address": "[::1]:80"}, OptionsInvalid, "executor.options.address"),
         ({"address": "192.0.2.1"}, ConfigError, "executor.options.address: 192.0.2.1 cannot be"),
         ({"launch": ["/does/not/exist"]}, ConfigError, "executor.options.launch: .*No such file"),
+        ({"launch": ["en\0v"]}, ConfigError, "executor.options.launch: embedded null byte"),
         ({"launch": ["false"]}, EngineError, "worker 0 ended with status 1 while starting"),
     ],
 )
