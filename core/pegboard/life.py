@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
-from pegboard.errors import INTERRUPTS
 from pegboard.interfaces.executor import Doing, Sign
 
 PERIOD_S = 1.0
@@ -89,9 +88,7 @@ class SignSender:
         try:
             with contextlib.suppress(zmq.Again):
                 self._socket.send(self._message(), zmq.NOBLOCK)
-        except INTERRUPTS:
-            raise
-        except BaseException:  # the next one may be made
+        except BaseException:  # of a plugin that it asks; the next one may be made
             if not self._has_failed:
                 logger.exception("a sign of life could not be sent")
             self._has_failed = True
