@@ -70,7 +70,7 @@ POSED: dict[int, tuple[str, ...]] = {
     17: (f"{ENGINE}/test_core.py::test_a_queue_that_never_moves_is_failed_with_the_ledger",),
     18: (f"{PRIORITY}::test_who_was_raised_ends_while_higher_classes_fill_the_pool",),
     19: (f"{ENGINE}/test_invariance.py::test_a_pool_for_one_sequence_serves_many",),
-    20: (f"{ENGINE}/test_headroom.py::test_one_that_fills_the_pool_begins_when_nothing_runs",),
+    20: (f"{ENGINE}/test_room_to_grow.py::test_one_that_fills_the_pool_begins_when_nothing_runs",),
     21: (f"{ENGINE}/test_invariance.py::test_the_oldest_is_never_preempted",),
     22: (
         f"{ENGINE}/test_step_builder.py"
