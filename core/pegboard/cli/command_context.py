@@ -67,10 +67,9 @@ class EngineCommandContext(CommandContext):
         dotted = offer.entry.calibrators[method]
         calibrator = resolve_dotted(dotted, offer.origin)
         if not (isinstance(calibrator, type) and issubclass(calibrator, Calibrator)):
-            raise ManifestFunctionFailed(
-                offer.origin.plugin,
+            raise offer.origin.error(
+                ManifestFunctionFailed,
                 f"its calibrator {dotted!r} is {shown(calibrator)}",
-                origin=str(offer.origin),
                 allowed="a subclass of pegboard.interfaces.quantizer.Calibrator",
             )
         return calibrator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pegboard.errors import InterfaceNotSatisfied
+from pegboard.errors import InterfaceNotSatisfied, PluginError
 from pegboard.interfaces.checkpoint import CheckpointSource
 from pegboard.interfaces.drafter import BuildLayers, DrafterContext, DraftUnit
 from pegboard.interfaces.kernel import Kernel
@@ -87,14 +87,10 @@ class WorkerDrafterContext(DrafterContext):
             raise self._refused("makes a second model", "one")
         return self.plan, self.parts
 
-    def _refused(self, was: str, allowed: str) -> InterfaceNotSatisfied:
+    def _refused(self, was: str, allowed: str) -> PluginError:
         origin = self.drafter.origin
-        return InterfaceNotSatisfied(
-            origin.plugin,
-            f"drafter {self.drafter.name!r} {was}",
-            origin=str(origin),
-            allowed=allowed,
-            fix=origin.remedy,
+        return origin.error(
+            InterfaceNotSatisfied, f"drafter {self.drafter.name!r} {was}", allowed=allowed
         )
 
 

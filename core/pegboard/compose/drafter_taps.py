@@ -6,7 +6,7 @@ from itertools import islice
 from operator import index
 
 from pegboard.config_values import shown
-from pegboard.errors import InterfaceNotSatisfied
+from pegboard.errors import InterfaceNotSatisfied, PluginError
 from pegboard.interfaces.drafter import Drafter
 from pegboard.interfaces.model import ModelShape
 from pegboard.plugins.composition import Composition, Part
@@ -42,11 +42,10 @@ def taps_of(drafter: Drafter, part: Part, composition: Composition) -> tuple[int
     return tuple(sorted(set(taps)))
 
 
-def _refused(part: Part, was: str, shape: ModelShape) -> InterfaceNotSatisfied:
-    return InterfaceNotSatisfied(
-        part.origin.plugin,
+def _refused(part: Part, was: str, shape: ModelShape) -> PluginError:
+    return part.origin.error(
+        InterfaceNotSatisfied,
         f"drafter {part.name!r} wants {was}",
-        origin=str(part.origin),
         allowed=f"layers 0 to {shape.num_layers - 1} of the model, -1 for the embedding's output,"
         f" {shape.num_layers} for the state after the final norm",
     )

@@ -65,11 +65,11 @@ class Maker:
         """
         made = self.make(part, context)
         if any(made is other for other in self._own):
-            raise InterfaceNotSatisfied(
-                part.origin.plugin,
+            raise part.origin.error(
+                InterfaceNotSatisfied,
                 f"{part.entry.interface} is one object, and the drafter's model needs another",
-                origin=str(part.origin),
                 allowed="its class, or a function of its context",
+                fix="give one of those",
             )
         self._own.append(made)
         return made
@@ -124,10 +124,9 @@ def _part_of(interface: str, thing: Any, given: dict[tuple[str, str], Given]) ->
         _check_factory(thing, interface, origin)
     own = vars(named).get("manifest", {})  # a subclass need not keep what its parent promises
     if not isinstance(own, Mapping):
-        raise ManifestInvalid(
-            origin.plugin,
+        raise origin.error(
+            ManifestInvalid,
             f"{named.__name__}.manifest is {shown(own)}",
-            origin=str(origin),
             allowed="a mapping in the schema of a manifest entry",
         )
     name = named.__name__
@@ -151,10 +150,9 @@ def _check_factory(thing: object, interface: str, origin: Origin) -> None:
     else:
         was = f"{interface} is an object of {type(thing).__name__}" + without(thing, kind)
     named = f"{kind.__module__}.{kind.__name__}"
-    raise InterfaceNotSatisfied(
-        origin.plugin,
+    raise origin.error(
+        InterfaceNotSatisfied,
         was,
-        origin=str(origin),
         allowed=f"an object of {named}, its class, or a function of its context that makes one",
     )
 

@@ -149,10 +149,9 @@ def worker_parts(
     part = composition.parts["drafter"]
     drafter = maker.make(part, drafter_context(composition, models, made[target.name], own))
     if own is not None and models.unit is None:
-        raise InterfaceNotSatisfied(
-            part.origin.plugin,
+        raise part.origin.error(
+            InterfaceNotSatisfied,
             f"drafter {part.name!r} describes a model and makes none",
-            origin=str(part.origin),
             allowed="unit or load_model of its context, once, in its factory",
         )
     processing = ProcessorContext(

@@ -249,13 +249,11 @@ def _layouts(plan: ModelPlan) -> tuple[tuple[TensorSpec, ...], ...]:
     layouts = tuple(tuple(ask(attention, "layout", group)) for group in plan.groups)
     for spec in (spec for layout in layouts for spec in layout):
         if spec.dtype not in ITEM_BYTES or min(spec.shape, default=0) < 1:
-            raise ManifestFunctionFailed(
-                attention.origin.plugin,
+            raise attention.origin.error(
+                ManifestFunctionFailed,
                 f"its layout {attention.entry.layout!r} answered a tensor {spec.name!r} of"
                 f" {spec.dtype} {list(spec.shape)}",
-                origin=str(attention.origin),
                 allowed=f"sizes from 1 on, and {', '.join(ITEM_BYTES)}",
-                fix=attention.origin.remedy,
             )
     return layouts
 

@@ -175,10 +175,9 @@ def _check_alone(origin: Origin, others: Sequence[Origin]) -> None:
     """Raises DuplicateName when another plugin has the name of a single file."""
     for other in others:
         if other.plugin == origin.plugin:
-            raise DuplicateName(
-                origin.plugin,
+            raise origin.error(
+                DuplicateName,
                 f"{other} has that name too",
-                origin=str(origin),
                 fix="uninstall one of them, or give the file another name",
             )
 
@@ -186,10 +185,9 @@ def _check_alone(origin: Origin, others: Sequence[Origin]) -> None:
 def _read(origin: Origin) -> Manifest:
     path = Path(origin.path)
     if not origin.path:
-        raise ManifestInvalid(
-            origin.plugin,
+        raise origin.error(
+            ManifestInvalid,
             f"module {origin.module} does not exist",
-            origin=str(origin),
             fix=f"reinstall {origin.distribution}",
         )
     if not path.is_dir():
@@ -198,11 +196,8 @@ def _read(origin: Origin) -> Manifest:
     try:
         text = read_text(manifest, limit=MAX_BYTES)
     except (OSError, UnicodeDecodeError) as problem:
-        raise ManifestInvalid(
-            origin.plugin,
-            f"no readable plugin.toml beside the module: {problem}",
-            origin=str(origin),
-            fix=origin.remedy,
+        raise origin.error(
+            ManifestInvalid, f"no readable plugin.toml beside the module: {problem}"
         ) from None
     return parse_manifest(text, origin)
 
@@ -224,12 +219,11 @@ def _read_block(path: Path, origin: Origin) -> Manifest:
     try:
         block = block_of(read_text(path, limit=MAX_SETTINGS_BYTES))
     except (OSError, UnicodeDecodeError) as problem:
-        raise ManifestInvalid(origin.plugin, str(problem), origin=str(origin)) from None
+        raise origin.error(ManifestInvalid, str(problem)) from None
     if block is None:
-        raise ManifestInvalid(
-            origin.plugin,
+        raise origin.error(
+            ManifestInvalid,
             "has no manifest",
-            origin=str(origin),
             fix="begin the file with a '# /// pegboard' block of TOML comments",
         )
     return parse_manifest(block, origin)

@@ -88,12 +88,10 @@ class ManifestFunction:
                 raise TypeError(f"expected {self.answers.__name__}")
             msgspec.json.decode(msgspec.json.encode(answer), type=self.answers)
         except (Exception, RecursionError) as problem:
-            raise ManifestFunctionFailed(
-                self.origin.plugin,
+            raise self.origin.error(
+                ManifestFunctionFailed,
                 f"its {self.field} {self.dotted!r} answered {shown(answer)}: {problem}",
-                origin=str(self.origin),
                 allowed=_name(self.answers),
-                fix=self.origin.remedy,
             ) from problem
 
 
@@ -107,12 +105,10 @@ def named_function(part: Part | Offer, field: str) -> ManifestFunction:
     dotted, origin = getattr(part.entry, field), part.origin
     function = resolve_dotted(dotted, origin)
     if not callable(function):
-        raise ManifestFunctionFailed(
-            origin.plugin,
+        raise origin.error(
+            ManifestFunctionFailed,
             f"its {field} {dotted!r} is {shown(function)}",
-            origin=str(origin),
             allowed="a function",
-            fix=origin.remedy,
         )
     return ManifestFunction(
         origin=origin,

@@ -63,10 +63,9 @@ def failure(
     kind: type[PluginError], origin: Origin, doing: str, problem: BaseException, *, fix: str = ""
 ) -> PluginError:
     """The error about what a plugin raised."""
-    return kind(
-        origin.plugin,
+    return origin.error(
+        kind,
         f"{doing} failed: {described(problem)}{_place(problem, origin)}",
-        origin=str(origin),
         fix=f"{fix or origin.remedy}; {MORE}",
     )
 

@@ -131,11 +131,8 @@ def check_shape(shape: ModelShape, family: Offer | Part) -> None:
     elif flat:
         wrong = f"a weight that is no matrix, {flat[0]!r}"
     if wrong:
-        raise ManifestFunctionFailed(
-            family.origin.plugin,
-            f"its describe {family.entry.describe!r} answered {wrong}",
-            origin=str(family.origin),
-            fix=family.origin.remedy,
+        raise family.origin.error(
+            ManifestFunctionFailed, f"its describe {family.entry.describe!r} answered {wrong}"
         )
 
 

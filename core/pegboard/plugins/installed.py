@@ -32,7 +32,7 @@ def installed_plugins() -> Iterator[tuple[Origin, PluginError | None]]:
             continue
         if not entry_points:
             continue
-        name, version = _name(distribution), _version(distribution)
+        name, version = _said(distribution, "Name"), _said(distribution, "Version")
         if not name or not version:
             yield _unreadable(distribution, "its METADATA says no name and version")
             continue
@@ -86,34 +86,29 @@ def _plugin(
         builtin=name == CORE,
     )
     if point.name == BUILTIN and not origin.builtin:
-        return origin, DuplicateName(
-            BUILTIN,
+        return origin, origin.error(
+            DuplicateName,
             "that name is the core's own, so this one is left out",
-            origin=str(origin),
             fix=f"uninstall {name}, or rename its entry point",
         )
     if module:
         return origin, None
-    return origin, ManifestInvalid(
-        point.name,
-        f"its entry point is {point.value!r}",
-        origin=str(origin),
-        allowed="the name of a module",
-        fix=origin.remedy,
+    return origin, origin.error(
+        ManifestInvalid, f"its entry point is {point.value!r}", allowed="the name of a module"
     )
 
 
 def _unreadable(distribution: Distribution, problem: str) -> tuple[Origin, PluginError]:
     folder = _folder(distribution)
-    name = _name(distribution) or Path(folder).name.partition("-")[0]
+    name = _said(distribution, "Name") or Path(folder).name.partition("-")[0]
     origin = Origin(
         plugin=name,
         distribution=name,
-        version=_version(distribution),
+        version=_said(distribution, "Version"),
         module="",
         path=folder,
     )
-    return origin, ManifestInvalid(name, problem, origin=str(origin), fix=f"reinstall {name}")
+    return origin, origin.error(ManifestInvalid, problem, fix=f"reinstall {name}")
 
 
 def _folder(distribution: Distribution) -> str:
@@ -121,15 +116,8 @@ def _folder(distribution: Distribution) -> str:
     return str(getattr(distribution, "_path", "") or distribution.locate_file(""))
 
 
-def _name(distribution: Distribution) -> str:
-    return _said(distribution, "Name")
-
-
-def _version(distribution: Distribution) -> str:
-    return _said(distribution, "Version")
-
-
 def _said(distribution: Distribution, field: str) -> str:
+    """A field of its METADATA; "": it has none."""
     try:
         return str(distribution.metadata[field] or "")
     except Exception:  # not UTF-8, or missing

@@ -82,10 +82,9 @@ def resolve_model(dotted: Dotted, origin: Origin) -> type[BaseModel]:
     """
     model = resolve_dotted(dotted, origin)
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
-        raise ManifestInvalid(
-            origin.plugin,
+        raise origin.error(
+            ManifestInvalid,
             f"its manifest names {dotted!r}, which is {shown(model)}",
-            origin=str(origin),
             allowed="a subclass of pydantic.BaseModel",
         )
     return model
@@ -127,16 +126,15 @@ def _register(manifest: Manifest) -> dict[tuple[str, str], Callable[..., Any]]:
         try:
             hooks.register(module, name=origin.plugin)
         except pluggy.PluginValidationError as problem:
-            raise HookSignatureWrong(
-                origin.plugin, str(problem), origin=str(origin), allowed="hooks take no arguments"
+            raise origin.error(
+                HookSignatureWrong, str(problem), allowed="hooks take no arguments"
             ) from problem
     try:
         hooks.check_pending()
     except pluggy.PluginValidationError as problem:
-        raise UnknownHook(
-            origin.plugin,
+        raise origin.error(
+            UnknownHook,
             str(problem),
-            origin=str(origin),
             allowed=", ".join(contract.hook for contract in CONTRACTS.values()),
         ) from problem
     factories: dict[tuple[str, str], Callable[..., Any]] = {}
@@ -164,10 +162,9 @@ def _factories(provided: object, hook: str, origin: Origin) -> Mapping[str, Call
             elif not callable(factory):
                 wrong = f"for {name!r} {shown(factory)}"
     if wrong:
-        raise ManifestHookMismatch(
-            origin.plugin,
+        raise origin.error(
+            ManifestHookMismatch,
             f"{hook} returned {wrong}",
-            origin=str(origin),
             allowed="a mapping of names to factories",
         )
     assert isinstance(provided, Mapping)
@@ -184,9 +181,4 @@ def _compare(manifest: Manifest, hooked: set[tuple[str, str]]) -> None:
     ):
         if names:
             listed = ", ".join(f"{interface} {name!r}" for interface, name in sorted(names))
-            raise ManifestHookMismatch(
-                manifest.origin.plugin,
-                f"{problem}: {listed}",
-                origin=str(manifest.origin),
-                fix=manifest.origin.remedy,
-            )
+            raise manifest.origin.error(ManifestHookMismatch, f"{problem}: {listed}")

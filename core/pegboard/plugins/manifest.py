@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from pegboard.config_values import MAX_DEPTH
-from pegboard.errors import printable
+from pegboard.errors import PluginError, printable
 
 OBJECT = "object"
 """The distribution of a part that stands for an object given in Python."""
@@ -66,6 +66,13 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
         if self.distribution == SINGLE_FILE:
             return f"mend {self.path}"
         return f"install another version of {self.distribution}, or tell its authors"
+
+    def error(
+        self, kind: type[PluginError], was: str, *, allowed: str = "", fix: str = ""
+    ) -> PluginError:
+        """An error about the plugin, whose fix is `remedy` where no other is given."""
+        fix = fix or self.remedy
+        return kind(self.plugin, was, origin=str(self), allowed=allowed, fix=fix)
 
 
 class Requires(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -35,21 +35,15 @@ def parse_manifest(text: str, origin: Origin) -> Manifest:
     try:
         raw = msgspec.convert(parse_toml(text), ManifestFile)
     except (ManifestTextInvalid, msgspec.ValidationError) as problem:
-        raise ManifestInvalid(
-            origin.plugin,
-            f"invalid manifest: {problem}",
-            origin=str(origin),
-            fix=origin.remedy,
-        ) from None
+        raise origin.error(ManifestInvalid, f"invalid manifest: {problem}") from None
     for said in (raw.plugin.name, raw.plugin.summary):
         _check_printable(f"says of itself {said!r}", said, origin)
     if origin.distribution == SINGLE_FILE:
         origin = msgspec.structs.replace(origin, plugin=raw.plugin.name)
     elif raw.plugin.name != origin.plugin:
-        raise ManifestInvalid(
-            origin.plugin,
+        raise origin.error(
+            ManifestInvalid,
             f"its manifest says that its name is {raw.plugin.name!r}",
-            origin=str(origin),
             allowed=f"the name that it is found by, {origin.plugin!r}",
         )
     for entry in raw.provides:
@@ -57,9 +51,7 @@ def parse_manifest(text: str, origin: Origin) -> Manifest:
     things = [f"{entry.interface} {entry.name!r}" for entry in raw.provides]
     twice = next((thing for thing in things if things.count(thing) > 1), None)
     if twice is not None:
-        raise ManifestInvalid(
-            origin.plugin, f"provides {twice} twice", origin=str(origin), fix=origin.remedy
-        )
+        raise origin.error(ManifestInvalid, f"provides {twice} twice")
     return Manifest(origin=origin, provides=raw.provides)
 
 
@@ -68,12 +60,7 @@ def entry_of(manifest: Any, origin: Origin) -> Provides:
     try:
         entry = msgspec.convert(manifest, Provides)
     except (msgspec.ValidationError, RecursionError) as problem:
-        raise ManifestInvalid(
-            origin.plugin,
-            f"invalid manifest: {problem}",
-            origin=str(origin),
-            fix=origin.remedy,
-        ) from None
+        raise origin.error(ManifestInvalid, f"invalid manifest: {problem}") from None
     check_entry(entry, origin)
     return entry
 
@@ -87,42 +74,26 @@ def check_entry(entry: Provides, origin: Origin) -> None:
     _check_printable(f"provides {entry.name!r}", entry.name, origin)
     contract = CONTRACTS.get(entry.interface)
     if contract is None:
-        raise ManifestInvalid(
-            origin.plugin,
+        raise origin.error(
+            ManifestInvalid,
             f"provides {entry.name!r} of unknown interface {entry.interface!r}",
-            origin=str(origin),
             allowed=", ".join(CONTRACTS),
         )
     if entry.version not in contract.versions:
-        raise InterfaceVersionRefused(
-            origin.plugin,
+        raise origin.error(
+            InterfaceVersionRefused,
             f"{entry.interface} {entry.name!r} is written for version {entry.version}",
-            origin=str(origin),
             allowed=", ".join(map(str, sorted(contract.versions))),
             fix=f"install a version of {origin.distribution} that fits this core",
         )
     missing = [field for field in contract.needs if not getattr(entry, field)]
     if missing:
-        raise ManifestInvalid(
-            origin.plugin,
-            f"{entry.interface} {entry.name!r} lacks {', '.join(missing)}",
-            origin=str(origin),
-            fix=origin.remedy,
+        raise origin.error(
+            ManifestInvalid, f"{entry.interface} {entry.name!r} lacks {', '.join(missing)}"
         )
-    _check_words(entry, origin)
-
-
-def _check_words(entry: Provides, origin: Origin) -> None:
-    """Raises ManifestInvalid where it says what nothing reads."""
-    found = next(_unread(entry), None)
-    if found is not None:
-        wrong, allowed = found
-        raise ManifestInvalid(
-            origin.plugin,
-            f"{entry.interface} {entry.name!r} {wrong}",
-            origin=str(origin),
-            allowed=allowed,
-            fix=origin.remedy,
+    for wrong, allowed in _unread(entry):
+        raise origin.error(
+            ManifestInvalid, f"{entry.interface} {entry.name!r} {wrong}", allowed=allowed
         )
 
 
@@ -158,9 +129,4 @@ def _words(entry: Provides) -> Iterator[tuple[str, str]]:
 
 def _check_printable(what: str, text: str, origin: Origin) -> None:
     if not text.isprintable():
-        raise ManifestInvalid(
-            origin.plugin,
-            f"{what}, with characters that are not printable",
-            origin=str(origin),
-            fix=origin.remedy,
-        )
+        raise origin.error(ManifestInvalid, f"{what}, with characters that are not printable")

@@ -68,10 +68,9 @@ def check_product(product: object, interface: str, name: str, origin: Origin) ->
     kind = CONTRACTS[interface].kind
     if isinstance(product, kind):
         return
-    raise InterfaceNotSatisfied(
-        origin.plugin,
+    raise origin.error(
+        InterfaceNotSatisfied,
         f"{interface} {name!r} is an object of {type(product).__name__}" + without(product, kind),
-        origin=str(origin),
         allowed=f"a subclass of {kind.__module__}.{kind.__name__}",
     )
 
@@ -93,10 +92,9 @@ def validate_options(part: Part, model: type[BaseModel] | None) -> BaseModel | N
     """
     if model is None:
         if part.options:
-            raise OptionsInvalid(
-                part.origin.plugin,
+            raise part.origin.error(
+                OptionsInvalid,
                 f"{part.path}: {part.entry.interface} {part.name!r} takes no options",
-                origin=str(part.origin),
                 fix=f"leave out {part.path}",
             )
         return None
