@@ -1,4 +1,4 @@
-"""A served plugin that errs: the answers stay what they are, and the server says what it does without."""
+"""A served plugin that errs, at each depth: answers stay what they are, and the server names the plugin."""
 
 from __future__ import annotations
 
@@ -139,6 +139,9 @@ def pegboard_speculation_policies():
 
 
 @pytest.mark.parametrize(
+    "depth", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["depth_1", "depth_2"]
+)
+@pytest.mark.parametrize(
     ("part", "plugin", "settings", "said"),
     [
         ("scheduler", RAISING, ["scheduler.name=broken"], "no plan for this"),
@@ -168,11 +171,12 @@ def test_a_part_that_raises_changes_no_answer_and_is_named(
     plugin: str,
     settings: list[str],
     said: str,
+    depth: int,
 ) -> None:
     file = tmp_path / "broken.py"
     file.write_text(plugin)
     assert httpx.get(f"{well.url}/health").json() == {"status": "ready"}
-    settings = [f"plugins.load=['{file}']", *settings]
+    settings = [f"plugins.load=['{file}']", f"executor.depth={depth}", *settings]
     broken = serve(model, *(word for setting in settings for word in ("--set", setting)))
     assert answers(broken.url, model) == answers(well.url, model)
 

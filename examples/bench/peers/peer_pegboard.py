@@ -53,7 +53,10 @@ def main():
 
         return submit, step
 
-    vocab = engine.prepared.composition.target.shape.vocab_size
+    composition = engine.prepared.composition
+    # bench_ab.py runs this with older checkouts too, whose composition is of one model.
+    target = getattr(composition, "target", composition)
+    vocab = target.shape.vocab_size
     run(args, "pegboard", pegboard.__version__, kind, load_s, vocab, generate, start)
 
 
