@@ -8,13 +8,40 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pegboard.config import DrafterChoice
 from pegboard.config_text import parse_yaml
 from pegboard.config_values import nearest, shown
 from pegboard.errors import ConfigError
 
 
+class _Typed:
+    """The ways to type a flag.
+
+    Attributes:
+        name: the first; of two that switch a thing on and off, both, with a slash between.
+        short: another one.
+    """
+
+    name: str
+    short: str | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All ways to type it."""
+        return (self.name,) if self.short is None else (self.name, self.short)
+
+    @property
+    def parameter(self) -> str:
+        """Its argument of a command's function."""
+        return self.name.partition("/")[0].lstrip("-").replace("-", "_")
+
+
+def _as_it_is(value: Any, flag: str) -> Any:
+    return value
+
+
 @dataclass(frozen=True)
-class Flag:
+class Flag(_Typed):
     """A flag that stands for a key of the config.
 
     Attributes:
@@ -29,7 +56,7 @@ class Flag:
     name: str
     key: str
     help: str
-    read: Callable[[Any, str], Any]
+    read: Callable[[Any, str], Any] = _as_it_is
     type: Any = str
     short: str | None = None
 
@@ -38,18 +65,9 @@ class Flag:
         """The argument's name in the help; None: it takes none."""
         return {bool: None, list[str]: "VALUE..."}.get(self.type, "VALUE")
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All ways to type it."""
-        return _names(self)
-
-    @property
-    def parameter(self) -> str:
-        return _parameter_name(self.name)
-
 
 @dataclass(frozen=True)
-class RefusedFlag:
+class RefusedFlag(_Typed):
     """A flag of other engines that has no counterpart here: an error that says why.
 
     Attributes:
@@ -67,36 +85,16 @@ class RefusedFlag:
     short: str | None = None
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """All ways to type it."""
-        return _names(self)
-
-    @property
     def parameter(self) -> str:
-        return f"refused_{_parameter_name(self.name)}"
-
-
-def _names(flag: Flag | RefusedFlag) -> tuple[str, ...]:
-    return (flag.name,) if flag.short is None else (flag.name, flag.short)
-
-
-def _parameter_name(flag: str) -> str:
-    return flag.partition("/")[0].lstrip("-").replace("-", "_")
-
-
-def _text(value: str, flag: str) -> str:
-    return value
-
-
-def _number(value: str, flag: str) -> Any:
-    return parse_yaml(value, flag)
+        """Its argument, which may have the name of another one."""
+        return f"refused_{super().parameter}"
 
 
 def _many(value: str, flag: str) -> Any:
     """A number that may be written `8k`, which is 8000, or `8K`, which is 8192."""
     match = _MANY.fullmatch(value)
     if match is None:
-        return _number(value, flag)
+        return parse_yaml(value, flag)
     number = round(float(match[1]) * _MULTIPLES[match[2]], 6)
     return int(number) if number.is_integer() else number
 
@@ -106,11 +104,7 @@ def _length(value: str, flag: str) -> Any:
 
 
 def _seed(value: str, flag: str) -> Any:
-    return "none" if value == "-1" else _number(value, flag)
-
-
-def _texts(value: list[str], flag: str) -> list[str]:
-    return value
+    return "none" if value == "-1" else parse_yaml(value, flag)
 
 
 def _one_or_more(value: list[str], flag: str) -> str | list[str]:
@@ -119,10 +113,6 @@ def _one_or_more(value: list[str], flag: str) -> str | list[str]:
 
 def _on_or_none(value: bool, flag: str) -> str:
     return "on" if value else "none"
-
-
-def _as_it_is(value: bool, flag: str) -> bool:
-    return value
 
 
 def _not(value: bool, flag: str) -> bool:
@@ -144,15 +134,7 @@ def _kv_encoding(value: str, flag: str) -> str:
 _MANY = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
 _MULTIPLES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
-_DRAFTER_KEYS = {
-    "method": "name",
-    "name": "name",
-    "model": "model",
-    "num_speculative_tokens": "num_speculative_tokens",
-    "policy": "policy",
-    "verification": "verification",
-    "options": "options",
-}
+_DRAFTER_KEYS = {"method": "name"} | {key: key for key in DrafterChoice.model_fields}
 
 
 def _drafter(value: str, flag: str) -> dict[str, Any]:
@@ -177,11 +159,9 @@ def _drafter(value: str, flag: str) -> dict[str, Any]:
 _DRAFTER_EXAMPLE = """'{"method": "ngram", "num_speculative_tokens": 4}'"""
 
 FLAGS: tuple[Flag, ...] = (
-    Flag("--tokenizer", "tokenizer", "Folder or file of another tokenizer.", _text),
-    Flag("--revision", "revision", "Branch, tag or commit of a hub model.", _text),
-    Flag(
-        "--chat-template", "chat_template", "File of another chat template; none: no chats.", _text
-    ),
+    Flag("--tokenizer", "tokenizer", "Folder or file of another tokenizer."),
+    Flag("--revision", "revision", "Branch, tag or commit of a hub model."),
+    Flag("--chat-template", "chat_template", "File of another chat template; none: no chats."),
     Flag(
         "--generation-config",
         "generation_config",
@@ -190,14 +170,12 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("--dtype", "dtype", "auto, float32, bfloat16, float16 or float64.", _dtype),
     Flag("--seed", "seed", "Seed of requests that have none; -1: none.", _seed),
-    Flag("--device", "device", "auto, cpu or cuda.", _text),
+    Flag("--device", "device", "auto, cpu or cuda."),
     Flag("--max-model-len", "max_model_len", "Most tokens a sequence; 8k, 8K, auto.", _length),
-    Flag("--block-size", "kv_cache.block_size", "Tokens a KV block.", _number),
-    Flag("--gpu-memory-utilization", "kv_cache.memory", "Fraction of memory to use.", _number),
+    Flag("--block-size", "kv_cache.block_size", "Tokens a KV block.", parse_yaml),
+    Flag("--gpu-memory-utilization", "kv_cache.memory", "Fraction of memory to use.", parse_yaml),
     Flag("--kv-cache-dtype", "kv_cache.encoding", "How KV is stored.", _kv_encoding),
-    Flag(
-        "--quantization", "quantizer", "The quantizer; auto: the checkpoint's.", _text, short="-q"
-    ),
+    Flag("--quantization", "quantizer", "The quantizer; auto: the checkpoint's.", short="-q"),
     Flag(
         "--enable-prefix-caching/--no-enable-prefix-caching",
         "prefix_cache",
@@ -205,7 +183,7 @@ FLAGS: tuple[Flag, ...] = (
         _on_or_none,
         bool,
     ),
-    Flag("--max-num-seqs", "scheduler.max_num_seqs", "Most sequences at once.", _number),
+    Flag("--max-num-seqs", "scheduler.max_num_seqs", "Most sequences at once.", parse_yaml),
     Flag(
         "--max-num-batched-tokens",
         "scheduler.max_num_batched_tokens",
@@ -217,24 +195,23 @@ FLAGS: tuple[Flag, ...] = (
         "--tensor-parallel-size",
         "executor.tensor_parallel",
         "Devices a layer.",
-        _number,
+        parse_yaml,
         short="-tp",
     ),
     Flag(
         "--pipeline-parallel-size",
         "executor.pipeline_parallel",
         "Stages of layers.",
-        _number,
+        parse_yaml,
         short="-pp",
     ),
-    Flag("--host", "server.host", "Address to listen on.", _text),
-    Flag("--port", "server.port", "Port to listen on; 0: a free one.", _number),
+    Flag("--host", "server.host", "Address to listen on."),
+    Flag("--port", "server.port", "Port to listen on; 0: a free one.", parse_yaml),
     Flag(
         "--api-key",
         "server.api_keys",
         "Keys of which clients must send one, or file:PATH.",
-        _texts,
-        list[str],
+        type=list[str],
     ),
     Flag(
         "--served-model-name",
@@ -247,8 +224,7 @@ FLAGS: tuple[Flag, ...] = (
         "--enable-log-requests/--no-enable-log-requests",
         "server.log_requests",
         "A log line for each request.",
-        _as_it_is,
-        bool,
+        type=bool,
     ),
     Flag("--disable-log-requests", "server.log_requests", "No line for each request.", _not, bool),
 )
