@@ -71,13 +71,23 @@ def one_of(literal: Any) -> PlainValidator:
     return PlainValidator(read)
 
 
-def whole(low: int, high: int = MAX_COUNT, *, word: str | None = None) -> PlainValidator:
-    """Accepts a whole number of a range, and a word if one is given."""
-    span = f"a whole number, {low} to {high}"
-    allowed = f"{word}, or {span}" if word else span
+def whole(
+    low: int, high: int = MAX_COUNT, *, words: Sequence[str] = (), span: str = ""
+) -> PlainValidator:
+    """Accepts a whole number of a range, and words; of these, `none` is None.
 
-    def read(value: Any) -> int | str:
-        if isinstance(value, str) and value == word:
+    Args:
+        low, high: the range.
+        words: beside numbers.
+        span: the numbers in words; "": they are shown.
+    """
+    span = span or f"a whole number, {low} to {high}"
+    allowed = f"{', '.join(words)}, or {span}" if words else span
+
+    def read(value: Any) -> int | str | None:
+        if "none" in words and value in (None, "none"):
+            return None
+        if isinstance(value, str) and value in words:
             return value
         if type(value) is not int or not low <= value <= high:
             raise refused(shown(value), allowed)
@@ -121,24 +131,6 @@ def _hosts(value: Any) -> list[str]:
 
 def _optional_text(value: Any) -> str | None:
     return None if value in (None, "none") else _text(value)
-
-
-def _seed(value: Any) -> int | None:
-    if value in (None, "none"):
-        return None
-    if type(value) is not int or not 0 <= value < 2**64:
-        raise refused(shown(value), "none, or a whole number, 0 to 2**64 - 1")
-    return value
-
-
-def _max_step_ms(value: Any) -> int | Auto | None:
-    if value == "auto":
-        return "auto"
-    if value in (None, "none"):
-        return None
-    if type(value) is not int or not 1 <= value <= MAX_STEP_MS:
-        raise refused(shown(value), f"auto, none, or whole milliseconds, 1 to {MAX_STEP_MS}")
-    return value
 
 
 def _size(value: Any) -> int:
@@ -223,9 +215,9 @@ OptionalText = Annotated[str | None, PlainValidator(_optional_text)]
 """`none` is None."""
 Texts = Annotated[list[str], PlainValidator(_texts)]
 Count = Annotated[int, whole(1)]
-AutoCount = Annotated[int | Auto, whole(1, word="auto")]
-AutoDepth = Annotated[int | Auto, whole(1, MAX_DEPTH, word="auto")]
-AutoThreads = Annotated[int | Auto, whole(1, MAX_THREADS, word="auto")]
+AutoCount = Annotated[int | Auto, whole(1, words=["auto"])]
+AutoDepth = Annotated[int | Auto, whole(1, MAX_DEPTH, words=["auto"])]
+AutoThreads = Annotated[int | Auto, whole(1, MAX_THREADS, words=["auto"])]
 Host = Annotated[str, PlainValidator(_host)]
 """A name or an address."""
 Hosts = Annotated[list[str], PlainValidator(_hosts)]
@@ -239,8 +231,13 @@ Deadline = Annotated[int, whole(1, 86_400)]
 Farewell = Annotated[int, whole(0, 86_400)]
 """Seconds."""
 Port = Annotated[int, whole(0, 65535)]
-Seed = Annotated[int | None, PlainValidator(_seed)]
-MaxStep = Annotated[int | Auto | None, PlainValidator(_max_step_ms)]
+Seed = Annotated[
+    int | None, whole(0, 2**64 - 1, words=["none"], span="a whole number, 0 to 2**64 - 1")
+]
+MaxStep = Annotated[
+    int | Auto | None,
+    whole(1, MAX_STEP_MS, words=["auto", "none"], span=f"whole milliseconds, 1 to {MAX_STEP_MS}"),
+]
 """Milliseconds; `none` is None."""
 Size = Annotated[int, PlainValidator(_size)]
 """Bytes."""

@@ -27,22 +27,13 @@ _FOLLOWED = {
 """Keys of the file to fields of `SamplingParams`."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "bad_words_ids": ([],),
-    "begin_suppress_tokens": ([],),
-    "constraints": ([],),
     "diversity_penalty": (0,),
     "do_sample": (True, False),
-    "dola_layers": (),
     "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1,),
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
-    "exponential_decay_length_penalty": (),
-    "force_words_ids": ([],),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
     "guidance_scale": (1,),
-    "max_time": (),
     "min_length": (0,),
     "min_new_tokens": (0,),
     "no_repeat_ngram_size": (0,),
@@ -51,15 +42,12 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "num_return_sequences": (1,),
     "penalty_alpha": (0,),
     "remove_invalid_values": (False,),
-    "sequence_bias": ([], {}),
-    "stop_strings": ([],),
-    "suppress_tokens": ([],),
     "token_healing": (False,),
-    "top_h": (),
     "typical_p": (1,),
-    "watermarking_config": (),
 }
-"""Keys that change what is sampled, to the values, beside null, that ask for nothing."""
+"""Keys that change what is sampled, to the values, beside null and what is empty, that ask for nothing."""
+
+_EMPTY: tuple[Any, ...] = ([], {})
 
 _HARMLESS = {
     "assistant_confidence_threshold",
@@ -177,5 +165,5 @@ def _not_followed(given: Mapping[str, Any]) -> list[str]:
         if key not in _FOLLOWED
         and key not in _HARMLESS
         and not key.startswith("_")
-        and not any(value == one for one in _NEUTRAL.get(key, ()))
+        and value not in _EMPTY + _NEUTRAL.get(key, ())
     ]
