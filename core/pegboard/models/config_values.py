@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pegboard.errors import CheckpointError
 
 MAX_SIZE = 2**31 - 1
+T = TypeVar("T")
 
 
 class ConfigValues:
@@ -52,17 +53,11 @@ class ConfigValues:
 
     def flag(self, key: str, *, default: bool) -> bool:
         """True or false."""
-        value = self._get(key, default, "true or false")
-        if not isinstance(value, bool):
-            raise self.error(key, f"{value!r}", allowed="true or false")
-        return value
+        return self._typed(key, default, bool, "true or false")
 
     def text(self, key: str, default: str | None = None) -> str:
         """A text; required where there is no default."""
-        value = self._get(key, default, "a text")
-        if not isinstance(value, str):
-            raise self.error(key, f"{value!r}", allowed="a text")
-        return value
+        return self._typed(key, default, str, "a text")
 
     def texts(self, key: str) -> Sequence[str]:
         """A list of texts."""
@@ -86,6 +81,12 @@ class ConfigValues:
     def error(self, key: str, was: str, *, allowed: str = "", fix: str = "") -> CheckpointError:
         """The error that names this key."""
         return CheckpointError(f"model config {self._path}{key}", was, allowed=allowed, fix=fix)
+
+    def _typed(self, key: str, default: Any, kind: type[T], allowed: str) -> T:
+        value = self._get(key, default, allowed)
+        if not isinstance(value, kind):
+            raise self.error(key, f"{value!r}", allowed=allowed)
+        return value
 
     def _get(self, key: str, default: Any, allowed: str) -> Any:
         value = self._value(key)

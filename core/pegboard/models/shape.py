@@ -26,19 +26,19 @@ class _Family:
 
     Attributes:
         max_position: `max_position_embeddings` of a config without it.
+        biases: which of its linear layers have one.
+        windows: (config, num_layers) -> window of each layer.
         num_kv_heads: `num_key_value_heads` of a config without it; None: as many as query heads.
         head_dim: `head_dim` of a config without it; None: hidden size over heads.
         qk_norm: q and k are normalised per head.
-        biases: which of its linear layers have one.
-        windows: (config, num_layers) -> window of each layer.
     """
 
     max_position: int
-    num_kv_heads: int | None
-    head_dim: int | None
-    qk_norm: bool
     biases: Callable[[ConfigValues], _Biases]
     windows: Callable[[ConfigValues, int], tuple[int | None, ...]]
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    qk_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,36 +270,10 @@ def _qwen3_biases(values: ConfigValues) -> _Biases:
 
 
 _FAMILIES: dict[str, _Family] = {
-    "LlamaForCausalLM": _Family(
-        max_position=2048,
-        num_kv_heads=None,
-        head_dim=None,
-        qk_norm=False,
-        biases=_llama_biases,
-        windows=_no_windows,
-    ),
-    "MistralForCausalLM": _Family(
-        max_position=131072,
-        num_kv_heads=8,
-        head_dim=None,
-        qk_norm=False,
-        biases=_mistral_biases,
-        windows=_mistral_windows,
-    ),
-    "Qwen2ForCausalLM": _Family(
-        max_position=32768,
-        num_kv_heads=32,
-        head_dim=None,
-        qk_norm=False,
-        biases=_qwen2_biases,
-        windows=_qwen_windows,
-    ),
+    "LlamaForCausalLM": _Family(2048, _llama_biases, _no_windows),
+    "MistralForCausalLM": _Family(131072, _mistral_biases, _mistral_windows, num_kv_heads=8),
+    "Qwen2ForCausalLM": _Family(32768, _qwen2_biases, _qwen_windows, num_kv_heads=32),
     "Qwen3ForCausalLM": _Family(
-        max_position=32768,
-        num_kv_heads=32,
-        head_dim=128,
-        qk_norm=True,
-        biases=_qwen3_biases,
-        windows=_qwen_windows,
+        32768, _qwen3_biases, _qwen_windows, num_kv_heads=32, head_dim=128, qk_norm=True
     ),
 }
