@@ -14,7 +14,7 @@ from pegboard.config import Config
 from pegboard.config_values import shown
 from pegboard.errors import CompositionRefused, UserError
 from pegboard.interfaces.kernel import JOINT_OPERATIONS
-from pegboard.planner.ledger import Ledger
+from pegboard.planner.ledger import Ledger, size_text
 from pegboard.plugins.composition import Composition, KernelChoice, Part
 from pegboard.plugins.functions import ask
 from pegboard.plugins.inspect import undeclared_keys
@@ -284,14 +284,9 @@ def _numerics_lines(found: Mapping[str, Any]) -> Iterator[str]:
 def _memory_lines(memory: Mapping[str, Any]) -> Iterator[str]:
     yield "memory"
     for entry in memory["entries"]:
-        yield f"  {_size(entry['num_bytes']):>10}  {entry['name']}  ({entry['plugin']})"
+        yield f"  {size_text(entry['num_bytes']):>10}  {entry['name']}  ({entry['plugin']})"
     yield (
-        f"  {_size(memory['total_bytes']):>10}  in all, of {_size(memory['device_bytes'])};"
-        f" {_size(memory['available_bytes'])} free now"
+        f"  {size_text(memory['total_bytes']):>10}  in all, of {size_text(memory['device_bytes'])};"
+        f" {size_text(memory['available_bytes'])} free now"
     )
     yield f"  KV for {memory['num_full_sequences']:.1f} sequences of max_model_len at once"
-
-
-def _size(num_bytes: int) -> str:
-    gib = num_bytes / 2**30
-    return f"{gib:.2f} GiB" if gib >= 1 else f"{num_bytes / 2**20:.1f} MiB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from pegboard.compose import Prepared, load_tokenizer
@@ -47,10 +48,10 @@ def _chat(tokenizer: Tokenizer) -> dict[str, Any] | None:
 
 def text_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """The same as lines."""
-    for label, end in zip(_labels("ends with"), found["ends"], strict=False):
+    for label, end in zip(chain(["ends with"], repeat("")), found["ends"], strict=False):
         token = "" if not end["token"] else f" {shown(end['token'])}"
         whence = ", ".join(end["from"]) or "the checkpoint"
-        yield f"{label} {end['id']}{token}  ({whence})"
+        yield f"{label:<14} {end['id']}{token}  ({whence})"
     if not found["ends"]:
         yield "ends with      max_tokens: no token is known that ends a text"
     if found["sampling"]:
@@ -60,12 +61,6 @@ def text_lines(found: Mapping[str, Any]) -> Iterator[str]:
         values = ", ".join(found["not_followed"])
         yield f"not followed   {values}  (the checkpoint's generation config)"
     yield f"chats          {_chat_line(found['chat'])}"
-
-
-def _labels(first: str) -> Iterator[str]:
-    yield f"{first:<14}"
-    while True:
-        yield " " * 14
 
 
 def _chat_line(chat: Mapping[str, Any] | None) -> str:

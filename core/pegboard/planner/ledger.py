@@ -113,7 +113,7 @@ def account(
         return [_too_long(composition, block_bytes, budget, longest)]
     decisions = composition.decisions
     if longest < max_model_len:
-        why = f"the KV pool of {_size(budget)} holds {longest} tokens of one sequence"
+        why = f"the KV pool of {size_text(budget)} holds {longest} tokens of one sequence"
         decisions += (Decision(key="max_model_len", value=str(longest), why=why),)
         max_model_len = longest
     fitted = msgspec.structs.replace(
@@ -273,17 +273,15 @@ def _does_not_fit(fixed: int, budget: int, device: DeviceFacts) -> Refusal | Non
     if budget <= 0 or fixed + budget > device.total_bytes:
         return Refusal(
             code="memory",
-            plugin="",
-            message=f"kv_cache.memory: weights and activations take {_size(fixed)} and the KV pool"
-            f" would get {_size(budget)}, but {device.name} has {_size(device.total_bytes)}",
+            message=f"kv_cache.memory: weights and activations take {size_text(fixed)} and the KV pool"
+            f" would get {size_text(budget)}, but {device.name} has {size_text(device.total_bytes)}",
             fix="lower kv_cache.memory, or take a smaller model or dtype",
         )
     if fixed > device.available_bytes:
         return Refusal(
             code="memory",
-            plugin="",
-            message=f"weights and activations take {_size(fixed)}, but only"
-            f" {_size(device.available_bytes)} of {device.name} are free",
+            message=f"weights and activations take {size_text(fixed)}, but only"
+            f" {size_text(device.available_bytes)} of {device.name} are free",
             fix="free memory, or take a smaller model or dtype",
         )
     return None
@@ -302,10 +300,9 @@ def _too_busy(
         also = f" of up to {composition.max_model_len} tokens"
     return Refusal(
         code="memory",
-        plugin="",
-        message=f"scheduler.{key}: the activations of {value} {size}{also} take {_size(num_bytes)},"
-        f" beside weights of {_size(lasting)}, and {device.name} has"
-        f" {_size(device.total_bytes)}, of which {_size(device.available_bytes)} are free",
+        message=f"scheduler.{key}: the activations of {value} {size}{also} take {size_text(num_bytes)},"
+        f" beside weights of {size_text(lasting)}, and {device.name} has"
+        f" {size_text(device.total_bytes)}, of which {size_text(device.available_bytes)} are free",
         fix=f"lower scheduler.{key}" + (" or max_model_len" if also else ""),
     )
 
@@ -377,12 +374,12 @@ def _too_long(
     needed = _sequence_bytes(composition, block_bytes, composition.max_model_len)
     return Refusal(
         code="max_model_len",
-        plugin="",
         message=f"max_model_len: one sequence of {composition.max_model_len} tokens takes"
-        f" {_size(needed)} of KV, and the pool has {_size(budget)}",
+        f" {size_text(needed)} of KV, and the pool has {size_text(budget)}",
         fix=f"max_model_len: {longest}" if longest >= MIN_MODEL_LEN else "raise kv_cache.memory",
     )
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """A size in the larger unit of which it has one."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

@@ -16,13 +16,13 @@ def probe() -> tuple[DeviceFacts, ...]:
 
 
 def _cpu() -> DeviceFacts:
-    features = {name for name in CPU_FEATURES if name in _cpu_words()}
+    features = {*CPU_FEATURES} & {*_cpuinfo("flags", "Features").split()}
     if os.environ.get("TRITON_INTERPRET") == "1":
         features.add("triton_interpreter")
     total, available = _memory()
     return DeviceFacts(
         kind="cpu",
-        name=_cpu_name(),
+        name=_cpuinfo("model name") or "CPU",
         count=1,
         total_bytes=total,
         available_bytes=available,
@@ -31,18 +31,12 @@ def _cpu() -> DeviceFacts:
     )
 
 
-def _cpu_words() -> frozenset[str]:
+def _cpuinfo(*keys: str) -> str:
+    """The first core's value of a key, of which another architecture may have another; "": it has none."""
     for line in _read("/proc/cpuinfo").splitlines():
-        if line.startswith(("flags", "Features")):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()
-
-
-def _cpu_name() -> str:
-    for line in _read("/proc/cpuinfo").splitlines():
-        if line.startswith("model name"):
+        if line.startswith(keys):
             return line.partition(":")[2].strip()
-    return "CPU"
+    return ""
 
 
 def _num_threads() -> int:

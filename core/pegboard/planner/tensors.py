@@ -49,7 +49,6 @@ def _unknown(facts: CheckpointFacts, shape: ModelShape, names: Sequence[str]) ->
     if heads:
         yield Refusal(
             code="tied_head",
-            plugin="",
             message=f"{facts.path}: tensor {heads[0]!r} is of an output head in codes, and"
             " tie_word_embeddings says that head and embedding are one",
             fix="tie_word_embeddings: false in config.json",
@@ -85,7 +84,7 @@ def _right_dtype(dtype: str, wanted: str | None) -> bool:
 
 
 def _refusal(code: str, facts: CheckpointFacts, message: str) -> Refusal:
-    return Refusal(code=code, plugin="", message=f"{facts.path}: {message}")
+    return Refusal(code=code, message=f"{facts.path}: {message}")
 
 
 def _shortened(refusals: list[Refusal], facts: CheckpointFacts) -> list[Refusal]:

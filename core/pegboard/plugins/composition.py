@@ -25,7 +25,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     code: str
-    plugin: str
+    plugin: str = ""
     message: str
     fix: str = ""
 

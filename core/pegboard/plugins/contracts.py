@@ -4,6 +4,7 @@ manifest entry for it must say."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 
 from pegboard.interfaces import (
     attention,
@@ -41,53 +42,39 @@ class Contract:
     needs: tuple[str, ...] = ()
 
 
-def _contract(hook: str, kind: type, version: int, *needs: str) -> Contract:
-    return Contract(hook, kind, frozenset({version}), needs)
+def _contract(hook: str, module: ModuleType, kind: type, *needs: str) -> Contract:
+    return Contract(hook, kind, frozenset({module.VERSION}), needs)
 
 
 CONTRACTS: dict[str, Contract] = {
-    "kv_allocator": _contract(
-        "pegboard_kv_allocators", kv_allocator.KVAllocator, kv_allocator.VERSION
-    ),
-    "prefix_cache": _contract(
-        "pegboard_prefix_caches", prefix_cache.PrefixCache, prefix_cache.VERSION
-    ),
-    "scheduler": _contract("pegboard_schedulers", scheduler.Scheduler, scheduler.VERSION),
+    "kv_allocator": _contract("pegboard_kv_allocators", kv_allocator, kv_allocator.KVAllocator),
+    "prefix_cache": _contract("pegboard_prefix_caches", prefix_cache, prefix_cache.PrefixCache),
+    "scheduler": _contract("pegboard_schedulers", scheduler, scheduler.Scheduler),
     "speculation_policy": _contract(
-        "pegboard_speculation_policies",
-        speculation_policy.SpeculationPolicy,
-        speculation_policy.VERSION,
+        "pegboard_speculation_policies", speculation_policy, speculation_policy.SpeculationPolicy
     ),
-    "drafter": _contract("pegboard_drafters", drafter.Drafter, drafter.VERSION),
+    "drafter": _contract("pegboard_drafters", drafter, drafter.Drafter),
     "attention": _contract(
-        "pegboard_attention_backends", attention.AttentionBackend, attention.VERSION, "layout"
+        "pegboard_attention_backends", attention, attention.AttentionBackend, "layout"
     ),
     "quantizer": _contract(
         "pegboard_quantizers",
+        quantizer,
         quantizer.Quantizer,
-        quantizer.VERSION,
         "formats",
         "parameters",
         "resident_bytes",
     ),
-    "kernel": _contract("pegboard_kernels", kernel.Kernel, kernel.VERSION, "operations"),
+    "kernel": _contract("pegboard_kernels", kernel, kernel.Kernel, "operations"),
     "logits_processor": _contract(
-        "pegboard_logits_processors",
-        logits_processor.LogitsProcessor,
-        logits_processor.VERSION,
+        "pegboard_logits_processors", logits_processor, logits_processor.LogitsProcessor
     ),
     "checkpoint_source": _contract(
-        "pegboard_checkpoint_sources",
-        checkpoint.CheckpointSource,
-        checkpoint.VERSION,
-        "files",
-        "describe",
+        "pegboard_checkpoint_sources", checkpoint, checkpoint.CheckpointSource, "files", "describe"
     ),
-    "model": _contract("pegboard_models", model.Model, model.VERSION, "architectures", "describe"),
-    "executor": _contract("pegboard_executors", executor.Executor, executor.VERSION),
-    "kv_transfer": _contract(
-        "pegboard_kv_transfers", kv_transfer.KVTransferHost, kv_transfer.VERSION
-    ),
-    "observer": _contract("pegboard_observers", observer.Observer, observer.VERSION),
-    "command": _contract("pegboard_commands", object, command.VERSION),
+    "model": _contract("pegboard_models", model, model.Model, "architectures", "describe"),
+    "executor": _contract("pegboard_executors", executor, executor.Executor),
+    "kv_transfer": _contract("pegboard_kv_transfers", kv_transfer, kv_transfer.KVTransferHost),
+    "observer": _contract("pegboard_observers", observer, observer.Observer),
+    "command": _contract("pegboard_commands", command, object),
 }
