@@ -102,9 +102,9 @@ def test_every_option_is_walked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    return write_tiny_model(tmp_path_factory.mktemp("floats") / "m", **sizes, **heads)
+    return write_tiny_model(
+        tmp_path_factory.mktemp("floats") / "m", hidden_size=128, intermediate_size=192
+    )
 
 
 def plan(model: Path, quantizer: str, options: dict[str, Any]) -> tuple[Any, bytes]:
