@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.config import ServerConfig, load_config
+from pegboard.config import PluginsConfig, ServerConfig, load_config
 from pegboard.errors import ConfigError, ManifestInvalid
 from pegboard.plugins.discovery import discover
 from pegboard.regular_files import MAX_SETTINGS_BYTES, UnfitFile, read_bytes, read_text
@@ -65,4 +65,4 @@ def test_a_config_and_a_plugin_of_one_file_have_a_limit(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="larger than 1 MiB"):
         read_keys(ServerConfig(api_keys=[f"file:{file}"]), {})
     with pytest.raises((ConfigError, ManifestInvalid), match="larger than 1 MiB"):
-        discover(load=[str(file)])
+        discover(PluginsConfig(load=[str(file)]))

@@ -13,7 +13,7 @@ import typer
 
 from pegboard.cli.options import LoadLimit
 from pegboard.cli.output import print_json, print_lines, print_tracebacks
-from pegboard.config import Config, load_config
+from pegboard.config import PluginsConfig, load_config
 from pegboard.plugins.listing import DISABLED, REPLACED, PluginListing, list_plugins, loadable
 
 MAX_TRIALS = 4
@@ -33,11 +33,11 @@ def plugins(
 ) -> None:
     """List the installed plugins. None of them is imported without --load, which ends with status 2 when
     one does not work."""
-    read = load_config(config) if config is not None else None
+    chosen = load_config(config).plugins if config is not None else PluginsConfig()
     own = getattr(context.find_root().command, "commands", {})
-    listings = [_with_passed_over(listing, own) for listing in list_plugins(read)]
+    listings = [_with_passed_over(listing, own) for listing in list_plugins(chosen)]
     if load:
-        listings = _loaded(listings, read, load_limit)
+        listings = _loaded(listings, chosen, load_limit)
     if as_json:
         print_json(listings)
     else:
@@ -57,12 +57,12 @@ def _with_passed_over(listing: PluginListing, own: Container[str]) -> PluginList
 
 
 def _loaded(
-    listings: Sequence[PluginListing], config: Config | None, limit_s: float | None
+    listings: Sequence[PluginListing], chosen: PluginsConfig, limit_s: float | None
 ) -> list[PluginListing]:
     """The listings with the findings of loading each."""
     from pegboard.compose.trial import LIMIT_S, try_plugin
 
-    manifests = loadable(config)
+    manifests = loadable(chosen)
     num_trials = min(MAX_TRIALS, os.cpu_count() or 1)
     with ThreadPoolExecutor(num_trials) as trials:
         limit = limit_s or LIMIT_S

@@ -88,7 +88,7 @@ def prepare(
             that is the only reason.
         ConfigError, CheckpointError: the model cannot be found or read.
     """
-    catalog = discover(config.plugins.load, config.plugins.disable, config.plugins.replace)
+    catalog = discover(config.plugins)
     objects_parts, _ = parts_of(objects)
     weights = [name for o in catalog.offers("checkpoint_source") for name in o.entry.files]
     path = locate(config.model, config.revision, weights)

@@ -19,7 +19,6 @@ from pegboard.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.interfaces.scheduler import SchedulerContext
 from pegboard.interfaces.speculation_policy import SpeculationContext
 from pegboard.plugins.choice import INACTIVE
-from pegboard.plugins.composition import Part
 from pegboard.plugins.discovery import discover
 from pegboard.plugins.loader import load_plugins
 
@@ -94,7 +93,7 @@ def _builtin(interface: str, context: object, promise: str = "") -> Any:
         if offer.origin.builtin and (not promise or promise in offer.entry.promises)
     )
     registry = load_plugins([catalog.manifest(offer.origin)])
-    return registry.build(Part(origin=offer.origin, entry=offer.entry), context)
+    return registry.build(offer, context)
 
 
 def _no_worker(rank: int) -> Worker:

@@ -61,32 +61,25 @@ def attends(entry: Provides, shape: ModelShape, encoding: str) -> list[str]:
 
 
 def check_parts(
-    config: Config,
-    shape: ModelShape,
-    parts: Mapping[str, Part],
-    used: Sequence[Part],
-    chooser: Chooser,
+    shape: ModelShape, parts: Mapping[str, Part], used: Sequence[Part], chooser: Chooser
 ) -> None:
     """Reasons against the parts together.
 
     Args:
-        config: what was asked for.
         shape: the model.
         parts: by interface, those of which there is one.
         used: all of them, kernels, processors and observers included.
-        chooser: collects the reasons.
+        chooser: knows what was asked for, and collects the reasons.
     """
+    config = chooser.config
     _check_parallel(config, shape, chooser)
     _check_kv_transfer(config, chooser)
     _check_drafter(config, parts, chooser)
     _check_verify(config, parts, chooser)
+    _check_numerics(config, parts, chooser)
     _check_features(used, chooser)
     for interface in ("model", "checkpoint_source"):
-        part = parts[interface]
-        for reason in chooser.misfits(part):
-            chooser.refuse(
-                "requirement", f"{interface}: {part.name} {reason}", plugin=part.origin.plugin
-            )
+        chooser.refuse_misfits(interface, parts[interface])
 
 
 def _check_parallel(config: Config, shape: ModelShape, chooser: Chooser) -> None:
@@ -192,19 +185,24 @@ def _check_features(used: Sequence[Part], chooser: Chooser) -> None:
             )
 
 
-def numerics_of(
-    config: Config, target: ModelPlan, chooser: Chooser
-) -> Literal["invariant", "fast"] | None:
-    """`invariant` or `fast`; None when the config asks for what the target's parts do not promise."""
-    attention = target.parts["attention"]
-    promised = "row_invariant" in attention.entry.promises
-    if config.numerics == "invariant" and not promised:
+def _check_numerics(config: Config, parts: Mapping[str, Part], chooser: Chooser) -> None:
+    attention = parts.get("attention")
+    if attention is not None and config.numerics == "invariant" and not _is_invariant(attention):
         chooser.refuse(
             "numerics",
             f"numerics: invariant, but attention {attention.name!r} does not promise row_invariant",
             plugin=attention.origin.plugin,
             fix="numerics: auto",
         )
-        return None
-    invariant = promised and all(kernel.row_invariant for kernel in target.kernels)
+
+
+def numerics_of(target: ModelPlan) -> Literal["invariant", "fast"]:
+    """`invariant` where the target's attention and all its kernels promise it."""
+    invariant = _is_invariant(target.parts["attention"]) and all(
+        kernel.row_invariant for kernel in target.kernels
+    )
     return "invariant" if invariant else "fast"
+
+
+def _is_invariant(attention: Part) -> bool:
+    return "row_invariant" in attention.entry.promises

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from pegboard.config import Choice, Config
 from pegboard.errors import InterfaceVersionRefused
 from pegboard.interfaces.device import DeviceFacts
 from pegboard.plugins.claims import Claim, foremost, sole
 from pegboard.plugins.composition import Decision, Part, Refusal
-from pegboard.plugins.discovery import Broken, Catalog, Offer, absent
+from pegboard.plugins.discovery import Broken, Catalog, absent
 from pegboard.plugins.known import suggestion
 from pegboard.plugins.manifest import Origin, Provides, Requires
 
@@ -20,107 +23,133 @@ Check = Callable[[Provides], list[str]]
 """Further reasons, beside `Requires`, why an entry does not fit."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Wanted:
     """The config's wish for an interface.
 
     Attributes:
         interface: its name.
         key: the config's key.
-        name: a plugin's name, `auto`, `on` (auto without `none`) or `none`.
-        options: its options.
-        options_path: their path in the config.
-        is_named: whether the config says the name itself; then no object of another name stands for it.
+        choice: a plugin's name, `auto`, `on` (auto without `none`) or `none`, with options.
+        check: of what may be chosen.
         known_as: where the name is open, what would be installed for it, best first.
-        unread: where the name is open, what is said when nothing passes the interface's own check, in
-            place of each one's reasons.
+        unread: where the name is open, what is said when nothing passes the check, in place of each
+            one's reasons.
     """
 
     interface: str
     key: str
-    name: str
-    options: Mapping[str, object] = field(default_factory=dict)
-    options_path: str = ""
-    is_named: bool = False
+    choice: Choice
+    check: Check = lambda entry: []
     known_as: tuple[str, ...] = ()
     unread: str = ""
 
+    @property
+    def name(self) -> str:
+        return self.choice.name
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the name is left to what fits."""
+        return self.name in ("auto", "on")
+
+    @property
+    def path(self) -> str:
+        """The options' place in the config."""
+        return f"{self.key}.options"
+
 
 @dataclass
-class Chooser:
+class Findings:
+    """The reasons against a composition, and the choices that were left open.
+
+    Attributes:
+        refusals, decisions: filled while choosing.
+    """
+
+    refusals: list[Refusal] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+
+    def refuse(self, code: str, message: str, *, plugin: str = "", fix: str = "") -> None:
+        """Notes a reason."""
+        self.refusals.append(Refusal(code=code, plugin=plugin, message=message, fix=fix))
+
+    def decide(self, key: str, value: object, why: str) -> None:
+        """Notes how an open choice was settled."""
+        self.decisions.append(Decision(key=key, value=str(value), why=why))
+
+
+@dataclass(kw_only=True)
+class Chooser(Findings):
     """Chooses, and collects reasons and decisions.
 
     Attributes:
+        config: what is wanted.
         catalog: what is installed.
         objects: interface to the parts of objects given instead of names.
+        unusable: (operation, kernel family) whose self-test failed on this machine.
         device: the device that the engine runs on.
         dtype: activation dtype.
         head_sizes: elements a head, of all layers.
-        refusals, decisions: filled while choosing.
         chosen: interface to its part, of those chosen so far: `auto` takes nothing that needs a
             feature which they do not have.
     """
 
+    config: Config
     catalog: Catalog
     objects: Mapping[str, tuple[Part, ...]]
+    unusable: frozenset[tuple[str, str]]
     device: DeviceFacts
     dtype: str
     head_sizes: frozenset[int]
-    refusals: list[Refusal] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
     chosen: dict[str, Part] = field(default_factory=dict)
 
-    def choose(self, wanted: Wanted, check: Check = lambda entry: []) -> Part | None:
+    def choose(self, wanted: Wanted) -> Part | None:
         """The provider; None when there is none, the reasons being in `refusals`."""
-        part = self._choose(wanted, check)
+        part = self._choose(wanted)
         if part is not None:
             self.chosen[wanted.interface] = part
         return part
 
-    def _choose(self, wanted: Wanted, check: Check) -> Part | None:
+    def _choose(self, wanted: Wanted) -> Part | None:
         for given in self.objects.get(wanted.interface, ()):
-            if wanted.is_named and wanted.name != given.name:
+            if wanted.choice.is_named and wanted.name != given.name:
                 self.refuse_beside_object(wanted.key, wanted.name, given)
-            if wanted.options:
+            if wanted.choice.options:
                 self.refuse(
                     "options",
-                    f"{wanted.options_path}: an object was given for {wanted.interface}, and takes"
-                    " no options from the config",
+                    f"{wanted.path}: an object was given for {wanted.interface}, and takes no"
+                    " options from the config",
                     plugin=given.name,
-                    fix=f"leave out {wanted.options_path}",
+                    fix=f"leave out {wanted.path}",
                 )
-            self._refuse(given.origin, self._reasons(given, check), given.entry.name)
+            self.refuse_misfits(wanted.key, given, wanted.check)
             return given
-        if wanted.name in ("auto", "on"):
-            return self._automatic(wanted, check)
-        return self._one_named(wanted, check)
+        return self._automatic(wanted) if wanted.is_open else self.named(wanted)
 
-    def every(self, interface: str, wanted: Sequence[Wanted]) -> tuple[Part, ...]:
+    def every(self, interface: str, key: str, choices: Sequence[Choice]) -> tuple[Part, ...]:
         """Providers for an interface that takes several: those of the core, those that the config
         names (one of the core's may be named for its options), and objects."""
         named: dict[str, Wanted] = {}
-        for entry in wanted:
+        for number, choice in enumerate(choices):
+            entry = Wanted(interface, f"{key}[{number}]", choice)
             first = named.setdefault(entry.name, entry)
             if first is not entry:
                 message = f"{entry.key}: {entry.name!r} stands in {first.key} too"
                 self.refuse("named_twice", message, fix=f"leave out {entry.key}")
         own = [
-            _part(offer, named.pop(offer.entry.name, Wanted(interface, interface, "")))
+            _with_options(offer, named.pop(offer.name)) if offer.name in named else offer
             for offer in self.catalog.offers(interface)
             if offer.origin.builtin
         ]
-        chosen = [self._one_named(entry) for entry in named.values()]
+        chosen = [part for entry in named.values() if (part := self.named(entry)) is not None]
         given = self.objects.get(interface, ())
-        names = [part.name for part in (*own, *filter(None, chosen))]
+        names = [part.name for part in (*own, *chosen)]
         for part in given:
-            self._refuse(part.origin, self.misfits(part), part.name)
+            self.refuse_misfits(key, part)
             if part.name in names:
                 self.refuse_beside_object(interface, part.name, part)
-        return (*own, *(part for part in chosen if part is not None), *given)
-
-    def refuse(self, code: str, message: str, *, plugin: str = "", fix: str = "") -> None:
-        """Notes a reason."""
-        self.refusals.append(Refusal(code=code, plugin=plugin, message=message, fix=fix))
+        return (*own, *chosen, *given)
 
     def refuse_beside_object(self, key: str, name: str, given: Part) -> None:
         """Notes that a plugin's name stands where an object was given too."""
@@ -131,52 +160,55 @@ class Chooser:
             fix=f"leave out the name in {key}, or the object",
         )
 
-    def decide(self, key: str, value: object, why: str) -> None:
-        """Notes how an open choice was settled."""
-        self.decisions.append(Decision(key=key, value=str(value), why=why))
+    def refuse_misfits(self, key: str, part: Part, check: Check = lambda entry: []) -> None:
+        """Notes the reasons why a part that was asked for does not run here."""
+        for reason in self._reasons(part, check):
+            plugin = part.origin.plugin
+            self.refuse("requirement", f"{key}: {part.name} {reason}", plugin=plugin)
 
-    def misfits(self, provided: Offer | Part) -> list[str]:
+    def misfits(self, provided: Part) -> list[str]:
         """Reasons why it does not run here, by what its manifest entry requires."""
         return _of_all([self._misfits(provided, one) for one in provided.entry.requirements])
 
-    def met(self, provided: Offer | Part) -> list[Requires]:
+    def met(self, provided: Part) -> list[Requires]:
         """The alternatives of its requirements that hold here; all of them if none does."""
         alternatives = provided.entry.requirements
         holding = [one for one in alternatives if not self._misfits(provided, one)]
         return holding or list(alternatives)
 
-    def lacking(self, provided: Offer | Part, *, all_chosen: bool = False) -> list[str]:
+    def lacking(self, provided: Part, *, all_chosen: bool = False) -> list[str]:
         """Features that it needs, and that the parts chosen so far do not have."""
         return _of_all([self._lacking(one, all_chosen) for one in self.met(provided)])
 
-    def _one_named(self, wanted: Wanted, check: Check = lambda entry: []) -> Part | None:
-        offer = self._named(wanted)
+    def named(self, wanted: Wanted) -> Part | None:
+        """The provider of a name; None when there is none, the reasons being in `refusals`."""
+        offer = self._offered(wanted)
         if offer is None:
             return None
-        self._refuse(offer.origin, self._reasons(offer, check), wanted.key)
-        return _part(offer, wanted)
+        self.refuse_misfits(wanted.key, offer, wanted.check)
+        return _with_options(offer, wanted)
 
-    def _automatic(self, wanted: Wanted, check: Check) -> Part | None:
-        fitting: list[Offer] = []
+    def _automatic(self, wanted: Wanted) -> Part | None:
+        fitting: list[Part] = []
         against: list[str] = []
         for offer in self.catalog.offers(wanted.interface):
             if offer.entry.priority < 0 or (
                 wanted.name == "on" and INACTIVE in offer.entry.promises
             ):
                 continue
-            reasons = [*self._reasons(offer, check), *self.lacking(offer)]
+            reasons = [*self._reasons(offer, wanted.check), *self.lacking(offer)]
             if reasons:
                 against.append(f"{offer.entry.name} ({', '.join(reasons)})")
             else:
                 fitting.append(offer)
         if not fitting:
             message = "nothing installed fits" + (f": {'; '.join(against)}" if against else "")
-            if all(check(offer.entry) for offer in self.catalog.offers(wanted.interface)):
+            if all(wanted.check(offer.entry) for offer in self.catalog.offers(wanted.interface)):
                 message = wanted.unread or message
             self.refuse(
                 "nothing_fits",
                 f"{wanted.key}: {message}",
-                fix=self._left_out(wanted, check) or _install(wanted),
+                fix=self._left_out(wanted) or _install(wanted),
             )
             return None
         chosen = self.settle(wanted.key, foremost(self.catalog, fitting))
@@ -186,9 +218,9 @@ class Chooser:
         if against:
             why += f"; not {', '.join(against)}"
         self.decide(wanted.key, chosen.entry.name, why)
-        return _part(chosen, wanted)
+        return _with_options(chosen, wanted)
 
-    def _named(self, wanted: Wanted) -> Offer | None:
+    def _offered(self, wanted: Wanted) -> Part | None:
         offers = self.catalog.offers(wanted.interface)
         found = [offer for offer in offers if offer.entry.name == wanted.name]
         if found:
@@ -213,12 +245,11 @@ class Chooser:
         )
         return None
 
-    def _left_out(self, wanted: Wanted, check: Check = lambda entry: []) -> str:
+    def _left_out(self, wanted: Wanted) -> str:
         """The fix if a disabled plugin provides the wanted name, or for `auto` a fitting part."""
-        is_open = wanted.name in ("auto", "on")
         return self.catalog.left_out(
             wanted.interface,
-            lambda entry: not check(entry) if is_open else entry.name == wanted.name,
+            lambda e: not wanted.check(e) if wanted.is_open else e.name == wanted.name,
         )
 
     def _look_at_the_broken(self) -> str:
@@ -238,19 +269,19 @@ class Chooser:
             None,
         )
 
-    def settle(self, key: str, found: Offer | Claim) -> Offer | None:
+    def settle(self, key: str, found: Part | Claim) -> Part | None:
         """The offer; what several plugins claim is a reason to refuse."""
-        if isinstance(found, Offer):
+        if isinstance(found, Part):
             return found
         self.refuse(
             "duplicate_name", f"{key}: {found}", plugin=found.origins[0].plugin, fix=found.fix
         )
         return None
 
-    def _reasons(self, provided: Offer | Part, check: Check) -> list[str]:
+    def _reasons(self, provided: Part, check: Check) -> list[str]:
         return [*self.misfits(provided), *check(provided.entry)]
 
-    def _misfits(self, provided: Offer | Part, requires: Requires) -> list[str]:
+    def _misfits(self, provided: Part, requires: Requires) -> list[str]:
         return [
             *_absences(provided.origin, requires),
             *self._device_misfits(requires),
@@ -267,10 +298,6 @@ class Chooser:
             elif provider is not None and name not in provider.entry.promises:
                 reasons.append(f"needs {feature}, which {provider.name!r} does not have")
         return reasons
-
-    def _refuse(self, origin: Origin, reasons: Sequence[str], key: str) -> None:
-        for reason in reasons:
-            self.refuse("requirement", f"{key}: {origin.plugin} {reason}", plugin=origin.plugin)
 
     def _device_misfits(self, requires: Requires) -> list[str]:
         device = self.device
@@ -315,13 +342,9 @@ def _absences(origin: Origin, requires: Requires) -> list[str]:
     return reasons
 
 
-def _part(offer: Offer, wanted: Wanted) -> Part:
-    return Part(
-        origin=offer.origin,
-        entry=offer.entry,
-        options=dict(wanted.options),
-        path=wanted.options_path or f"{wanted.key}.options",
-    )
+def _with_options(offer: Part, wanted: Wanted) -> Part:
+    options = dict(wanted.choice.options)
+    return msgspec.structs.replace(offer, options=options, path=wanted.path)
 
 
 def _install(wanted: Wanted) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from pegboard.errors import DuplicateName
-from pegboard.plugins.discovery import PLUGIN, Catalog, Offer
+from pegboard.plugins.composition import Part
+from pegboard.plugins.discovery import PLUGIN, Catalog
 from pegboard.plugins.manifest import Origin
 
 
@@ -57,7 +58,7 @@ def claims_of(catalog: Catalog) -> list[Claim]:
     return found
 
 
-def sole(catalog: Catalog, offers: Sequence[Offer]) -> Offer | Claim:
+def sole(catalog: Catalog, offers: Sequence[Part]) -> Part | Claim:
     """The one offer of a name, or the claims to it.
 
     Args:
@@ -67,7 +68,7 @@ def sole(catalog: Catalog, offers: Sequence[Offer]) -> Offer | Claim:
     return _of_plugin(catalog, offers[0].origin.plugin) or _of_name(offers) or offers[0]
 
 
-def foremost(catalog: Catalog, fitting: Sequence[Offer]) -> Offer | Claim:
+def foremost(catalog: Catalog, fitting: Sequence[Part]) -> Part | Claim:
     """The offer of the highest priority, or the equal claims to be it.
 
     Args:
@@ -99,7 +100,7 @@ def _of_plugin(catalog: Catalog, name: str) -> Claim | None:
     return Claim(f"{PLUGIN}.{name}", f"a plugin {name!r}", origins)
 
 
-def _of_name(offers: Sequence[Offer]) -> Claim | None:
+def _of_name(offers: Sequence[Part]) -> Claim | None:
     origins = tuple(dict.fromkeys(offer.origin for offer in offers))
     if len(origins) < 2:
         return None

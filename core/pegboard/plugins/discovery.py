@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from pegboard.config import PluginsConfig
 from pegboard.errors import ConfigError, DuplicateName, ManifestInvalid, PluginError
+from pegboard.plugins.composition import Part
 from pegboard.plugins.installed import installed_plugins, module_path, normalized
 from pegboard.plugins.manifest import SINGLE_FILE, Manifest, Origin, Provides, Requires
 from pegboard.plugins.manifest_reader import block_of, parse_manifest
 from pegboard.plugins.manifest_text import MAX_BYTES
 from pegboard.regular_files import MAX_SETTINGS_BYTES, read_text
+
+INSTALLED = PluginsConfig()
+"""What is installed, and nothing else."""
 
 PLUGIN = "plugin"
 """Before a dot in `plugins.replace`: the name of a plugin itself, not of what it provides."""
@@ -24,14 +29,6 @@ class Broken:
 
     origin: Origin
     error: PluginError
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A thing provided, and the plugin that provides it."""
-
-    origin: Origin
-    entry: Provides
 
 
 @dataclass(frozen=True)
@@ -52,11 +49,11 @@ class Catalog:
     replaced: tuple[Manifest, ...] = ()
     settled: Mapping[str, Origin] = field(default_factory=dict)
 
-    def offers(self, interface: str) -> list[Offer]:
+    def offers(self, interface: str) -> list[Part]:
         """All that is provided for an interface, sorted by name; a name stands twice when two
         plugins provide it and nothing settles which."""
         found = [
-            Offer(manifest.origin, entry)
+            Part(origin=manifest.origin, entry=entry, path=interface)
             for manifest in self.manifests
             for entry in manifest.provides
             if entry.interface == interface
@@ -88,11 +85,7 @@ def absent(origin: Origin, requires: Requires) -> tuple[list[str], list[str]]:
     return packages, files
 
 
-def discover(
-    load: Sequence[str] = (),
-    disable: Sequence[str] = (),
-    replace: Mapping[str, str] | None = None,
-) -> Catalog:
+def discover(plugins: PluginsConfig = INSTALLED) -> Catalog:
     """Reads the manifests of all installed plugins and of the single files in `load`.
 
     Raises:
@@ -110,12 +103,12 @@ def discover(
             manifests.append(_read(origin))
         except PluginError as error:
             broken.append(Broken(origin, error))
-    for name in load:
+    for name in plugins.load:
         manifest = _read_file(Path(name))
         _check_alone(manifest.origin, [*(m.origin for m in manifests), *(b.origin for b in broken)])
         manifests.append(manifest)
     origins = [*(m.origin for m in manifests), *(b.origin for b in broken)]
-    for name in disable:
+    for name in plugins.disable:
         if not any(_is(origin, name) for origin in origins):
             raise ConfigError(
                 "plugins.disable",
@@ -124,10 +117,10 @@ def discover(
             )
 
     def is_disabled(origin: Origin) -> bool:
-        return any(_is(origin, name) for name in disable)
+        return any(_is(origin, name) for name in plugins.disable)
 
     enabled = [m for m in manifests if not is_disabled(m.origin)]
-    settled = {key: _settled(key, name, manifests) for key, name in (replace or {}).items()}
+    settled = {key: _settled(key, name, manifests) for key, name in plugins.replace.items()}
 
     def is_replaced(origin: Origin) -> bool:
         return settled.get(f"{PLUGIN}.{origin.plugin}", origin) != origin

@@ -17,7 +17,6 @@ from pegboard.interfaces.kv import TensorSpec
 from pegboard.interfaces.model import ModelShape
 from pegboard.interfaces.quantizer import StoredKVScales, StoredParameter
 from pegboard.plugins.composition import Part
-from pegboard.plugins.discovery import Offer
 from pegboard.plugins.guard import failure, guarded
 from pegboard.plugins.loader import resolve_dotted
 from pegboard.plugins.manifest import Origin
@@ -95,7 +94,7 @@ class ManifestFunction:
             ) from problem
 
 
-def named_function(part: Part | Offer, field: str) -> ManifestFunction:
+def named_function(part: Part, field: str) -> ManifestFunction:
     """The function that a manifest entry names in a field.
 
     Raises:
@@ -119,7 +118,7 @@ def named_function(part: Part | Offer, field: str) -> ManifestFunction:
     )
 
 
-def ask(part: Part | Offer, field: str, *arguments: Any) -> Any:
+def ask(part: Part, field: str, *arguments: Any) -> Any:
     """The answer of a function that a manifest entry names in a field, asked once; a long wait is told
     in the log. Raises as `named_function` and the call do."""
     with guarded(ManifestFunctionFailed, part.origin, f"its {field}"):

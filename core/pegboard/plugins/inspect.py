@@ -13,7 +13,7 @@ from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.model import QUANTIZABLE, ModelShape, ParameterShape
 from pegboard.plugins.claims import Claim, foremost
 from pegboard.plugins.composition import Part
-from pegboard.plugins.discovery import Catalog, Offer
+from pegboard.plugins.discovery import Catalog
 from pegboard.plugins.functions import ask
 from pegboard.plugins.known import suggestion
 from pegboard.plugins.manifest import Provides
@@ -30,21 +30,16 @@ def inspect_checkpoint(catalog: Catalog, path: Path) -> tuple[CheckpointFacts, P
     """
     names = _names_in(path)
     offers = catalog.offers("checkpoint_source")
-    fitting = [
-        offer
-        for offer in offers
-        if any(fnmatch(name, pattern) for pattern in offer.entry.files for name in names)
-    ]
+
+    def reads(entry: Provides) -> bool:
+        return any(fnmatch(name, pattern) for pattern in entry.files for name in names)
+
+    fitting = [offer for offer in offers if reads(offer.entry)]
     if fitting:
         best = _best(catalog, fitting)
         facts: CheckpointFacts = ask(best, "describe", path)
-        return facts, _part(best)
-    _check_not_left_out(
-        catalog,
-        "checkpoint_source",
-        str(path),
-        lambda entry: any(fnmatch(name, pattern) for pattern in entry.files for name in names),
-    )
+        return facts, best
+    _check_not_left_out(catalog, "checkpoint_source", str(path), reads)
     for name in names:
         pattern = f"*{Path(name).suffix}"
         distribution = suggestion("checkpoint_source", pattern)
@@ -87,24 +82,19 @@ def inspect_model(catalog: Catalog, facts: CheckpointFacts) -> tuple[ModelShape,
             f"{facts.path}: architectures", shown(architectures), allowed="a list of texts"
         )
     offers = catalog.offers("model")
-    fitting = [
-        offer
-        for offer in offers
-        if any(name in offer.entry.architectures for name in architectures)
-    ]
+
+    def builds(entry: Provides) -> bool:
+        return any(name in entry.architectures for name in architectures)
+
+    fitting = [offer for offer in offers if builds(offer.entry)]
     if fitting:
         best = _best(catalog, fitting)
         shape, config = _described(best, facts)
         check_shape(shape, best)
         check_model_type(config, shape.architecture)
         check_heeded(config, shape.architecture)
-        return with_stored_biases(shape, facts), _part(best)
-    _check_not_left_out(
-        catalog,
-        "model",
-        f"{facts.path}: architectures",
-        lambda entry: any(name in entry.architectures for name in architectures),
-    )
+        return with_stored_biases(shape, facts), best
+    _check_not_left_out(catalog, "model", f"{facts.path}: architectures", builds)
     distribution = next(filter(None, (suggestion("model", name) for name in architectures)), None)
     fix = f"pip install {distribution}" if distribution else ""
     if not architectures:
@@ -117,7 +107,7 @@ def inspect_model(catalog: Catalog, facts: CheckpointFacts) -> tuple[ModelShape,
     )
 
 
-def check_shape(shape: ModelShape, family: Offer | Part) -> None:
+def check_shape(shape: ModelShape, family: Part) -> None:
     """Raises ManifestFunctionFailed when there is nothing to plan with."""
     sizes = (shape.vocab_size, shape.hidden_size, shape.intermediate_size, shape.max_position)
     flat = [p.name for p in shape.parameters if p.kind in QUANTIZABLE and len(p.shape) != 2]
@@ -142,7 +132,7 @@ def undeclared_keys(model: Part, facts: CheckpointFacts) -> tuple[str, ...]:
     return undeclared(_described(model, facts)[1])
 
 
-def _described(model: Part | Offer, facts: CheckpointFacts) -> tuple[ModelShape, ReadConfig]:
+def _described(model: Part, facts: CheckpointFacts) -> tuple[ModelShape, ReadConfig]:
     """The shape, and the config with a record of what the family read of it."""
     config = ReadConfig(facts.config)
     return ask(model, "describe", config), config
@@ -171,13 +161,9 @@ def _check_not_left_out(
         raise CheckpointError(thing, "the plugin that reads it is disabled", fix=left_out)
 
 
-def _best(catalog: Catalog, fitting: Sequence[Offer]) -> Offer:
+def _best(catalog: Catalog, fitting: Sequence[Part]) -> Part:
     """The one of highest priority. Raises DuplicateName when several plugins claim to be it."""
     best = foremost(catalog, fitting)
     if isinstance(best, Claim):
         raise best.error(fitting[0].entry.interface)
     return best
-
-
-def _part(offer: Offer) -> Part:
-    return Part(origin=offer.origin, entry=offer.entry)

@@ -6,41 +6,35 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pegboard.config import Config
+from pegboard.config import Choice
 from pegboard.interfaces.device import DeviceFacts
 from pegboard.interfaces.kernel import JOINT_OPERATIONS, OPERATIONS
 from pegboard.interfaces.kv import KVGroup
-from pegboard.plugins.choice import Chooser
-from pegboard.plugins.claims import foremost, sole
+from pegboard.plugins.choice import Chooser, Wanted
+from pegboard.plugins.claims import foremost
 from pegboard.plugins.composition import KernelChoice, Part
-from pegboard.plugins.discovery import Offer
 from pegboard.plugins.manifest import Operation
 
 
 def choose_kernels(
-    chooser: Chooser,
-    formats: Sequence[str],
-    attention: Part | None,
-    config: Config,
-    unusable: frozenset[tuple[str, str]],
+    chooser: Chooser, formats: Sequence[str], attention: Part | None
 ) -> tuple[KernelChoice, ...]:
     """A kernel for each operation, `linear` once a weight format.
 
     Args:
-        chooser: collects reasons and decisions.
+        chooser: its config says which (`auto`, a kernel family's name, or operation to name) and with
+            what `numerics`; collects reasons and decisions.
         formats: weight formats that the quantizer yields.
         attention: the backend that was chosen.
-        config: its `kernels` (`auto`, a kernel family's name, or operation to name) and `numerics`.
-        unusable: (operation, family) whose self-test failed on this machine.
     """
-    wanted = config.kernels
+    wanted = chooser.config.kernels
     for operation in () if isinstance(wanted, str) else wanted:
         if operation not in OPERATIONS:
             chooser.refuse(
                 "unknown_operation",
                 f"kernels.{operation}: unknown operation; allowed: {', '.join(OPERATIONS)}",
             )
-    search = _Search(chooser, wanted, config.numerics, unusable)
+    search = _Search(chooser)
     found = [
         _choose(search, operation, weight_format)
         for operation in OPERATIONS
@@ -52,18 +46,13 @@ def choose_kernels(
     return tuple(choices)
 
 
-def check_all_used(chooser: Chooser, config: Config, choices: Sequence[KernelChoice]) -> None:
-    """Refuses a kernel family that was asked for and runs nothing.
-
-    Args:
-        chooser: collects reasons.
-        config: its `kernels`.
-        choices: the kernels of all models.
-    """
+def check_all_used(chooser: Chooser, choices: Sequence[KernelChoice]) -> None:
+    """Refuses a kernel family that was asked for and runs nothing. `choices` are those of all models."""
+    wanted = chooser.config.kernels
     running = {choice.part.name for choice in choices}
     asked = [(f"kernel: {part.name}", part.name) for part in chooser.objects.get("kernel", ())]
-    if isinstance(config.kernels, str) and config.kernels != "auto":
-        asked.append((f"kernels: {config.kernels}", config.kernels))
+    if isinstance(wanted, str) and wanted != "auto":
+        asked.append((f"kernels: {wanted}", wanted))
     for thing, name in asked:
         if name not in running:
             chooser.refuse(
@@ -78,21 +67,18 @@ def settle_quantizer(
     chooser: Chooser,
     alternatives: Sequence[Part],
     formats: Callable[[Part], Sequence[str]],
-    config: Config,
-    unusable: frozenset[tuple[str, str]],
 ) -> Part:
     """The first of a quantizer's alternatives whose weight formats all have a kernel that is no mere
     reference; else the last.
 
     Args:
-        chooser, config, unusable: as `choose_kernels`.
+        chooser: as `choose_kernels`.
         alternatives: the quantizer with one set of options each.
         formats: weight formats that a quantizer yields.
     """
     if len(alternatives) == 1:
         return alternatives[0]
-    trial = replace(chooser, refusals=[], decisions=[])
-    search = _Search(trial, config.kernels, config.numerics, unusable)
+    search = _Search(replace(chooser, refusals=[], decisions=[]))
     lacking: list[str] = []
     for part in alternatives:
         choices = {each: _choose(search, "linear", each) for each in formats(part)}
@@ -156,7 +142,7 @@ def _joint(
     families = {choice.part.name for choice in joined}
     if attention is None or plugins != {attention.origin} or len(families) != 1:
         return None
-    if (operation, joined[0].part.name) in search.unusable:
+    if (operation, joined[0].part.name) in search.chooser.unusable:
         return None
     formats = {choice.format for choice in joined}
     needs_invariance = all(choice.row_invariant for choice in joined)
@@ -174,9 +160,10 @@ class _Search:
     """The conditions on a choice of kernels; see `choose_kernels`."""
 
     chooser: Chooser
-    wanted: str | Mapping[str, str]
-    numerics: str
-    unusable: frozenset[tuple[str, str]]
+
+    @property
+    def wanted(self) -> str | Mapping[str, str]:
+        return self.chooser.config.kernels
 
     def name_of(self, operation: str) -> str:
         return self.wanted if isinstance(self.wanted, str) else self.wanted.get(operation, "auto")
@@ -187,13 +174,16 @@ class _Search:
         candidates = [
             (offer, offered)
             for offer in self.chooser.catalog.offers("kernel")
-            if offer.entry.priority >= 0 and (operation, offer.entry.name) not in self.unusable
+            if offer.entry.priority >= 0
+            and (operation, offer.entry.name) not in self.chooser.unusable
             if not self.chooser.misfits(offer)
             for offered in offer.entry.operations
             if self.serves(offered, needed)
         ]
         invariant = [(offer, offered) for offer, offered in candidates if offered.row_invariant]
-        if self.numerics == "invariant" or (self.numerics == "auto" and invariant):
+        if self.chooser.config.numerics == "invariant" or (
+            self.chooser.config.numerics == "auto" and invariant
+        ):
             candidates = invariant
         if not candidates:
             self._refuse_for_lack(needed)
@@ -203,41 +193,24 @@ class _Search:
         if chosen is None:
             return None
         offered = next(offered for offer, offered in candidates if offer == chosen)
-        return self.choice(_part(chosen), offered, needed, named=False)
+        return self.choice(chosen, offered, needed, named=False)
 
     def named(self, name: str, needed: tuple[str, str]) -> KernelChoice | None:
         """The named family's kernel. A family that is named for all operations leaves those that it
         does not have to `auto`."""
-        operation = needed[0]
-        families = self.chooser.catalog.offers("kernel")
-        found = [offer for offer in families if offer.entry.name == name]
-        if not found:
-            left_out = self.chooser.catalog.left_out("kernel", lambda entry: entry.name == name)
-            if left_out:
-                self.chooser.refuse("disabled", f"kernels: {name!r} is disabled", fix=left_out)
-                return None
-            names = ", ".join(sorted({offer.entry.name for offer in families}))
-            self.chooser.refuse(
-                "not_installed",
-                f"kernels: no installed plugin provides {name!r}; installed: {names}",
-                plugin=name,
-            )
+        part = self.chooser.named(Wanted("kernel", "kernels", Choice(name=name)))
+        if part is None:
             return None
-        offer = self.chooser.settle("kernels", sole(self.chooser.catalog, found))
-        if offer is None:
-            return None
-        for reason in self.chooser.misfits(offer):
-            self.chooser.refuse("requirement", f"kernels: {name} {reason}", plugin=name)
-        for offered in offer.entry.operations:
+        for offered in part.entry.operations:
             if self.serves(offered, needed) and (
-                offered.row_invariant or self.numerics != "invariant"
+                offered.row_invariant or self.chooser.config.numerics != "invariant"
             ):
-                return self.choice(_part(offer), offered, needed, named=True)
-        if isinstance(self.wanted, str) and self._serves_something(offer):
+                return self.choice(part, offered, needed, named=True)
+        if isinstance(self.wanted, str) and self._serves_something(part):
             choice = self.best(needed)
             if choice is not None:
                 why = f"{name} has none that fits"
-                self.chooser.decide(f"kernels.{operation}", choice.part.name, why)
+                self.chooser.decide(f"kernels.{needed[0]}", choice.part.name, why)
             return choice
         self._refuse_for_lack(needed, name)
         return None
@@ -263,16 +236,16 @@ class _Search:
             reference=offered.reference,
         )
 
-    def _serves_something(self, offer: Offer) -> bool:
+    def _serves_something(self, part: Part) -> bool:
         return any(
             self.serves(offered, (offered.operation, weight_format))
-            for offered in offer.entry.operations
+            for offered in part.entry.operations
             for weight_format in offered.formats
         )
 
     def _refuse_for_lack(self, needed: tuple[str, str], name: str = "") -> None:
         operation, weight_format = needed
-        chooser, invariant = self.chooser, self.numerics == "invariant"
+        chooser, invariant = self.chooser, self.chooser.config.numerics == "invariant"
         chooser.refuse(
             "no_kernel",
             f"kernels.{operation}: {name or 'nothing installed'} has no kernel"
@@ -285,7 +258,3 @@ class _Search:
                 "kernel", lambda entry: any(self.serves(o, needed) for o in entry.operations)
             ),
         )
-
-
-def _part(offer: Offer) -> Part:
-    return Part(origin=offer.origin, entry=offer.entry, path="kernels")

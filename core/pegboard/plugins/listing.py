@@ -7,11 +7,10 @@ from typing import Any
 
 import msgspec
 
-from pegboard.config import Config, PluginsConfig
+from pegboard.config import PluginsConfig
 from pegboard.errors import FactoryFailed
 from pegboard.plugins.claims import Claim, claims_of, sole
-from pegboard.plugins.composition import Part
-from pegboard.plugins.discovery import Catalog, absent, discover
+from pegboard.plugins.discovery import INSTALLED, absent, discover
 from pegboard.plugins.guard import guarded
 from pegboard.plugins.loader import load_plugins
 from pegboard.plugins.manifest import Manifest, Origin, Provides
@@ -53,34 +52,33 @@ DISABLED = "disabled by the config"
 REPLACED = "left out by plugins.replace"
 
 
-def list_plugins(config: Config | None = None) -> list[PluginListing]:
+def list_plugins(plugins: PluginsConfig = INSTALLED) -> list[PluginListing]:
     """All installed plugins and the config's single files, sorted by name. Imports none."""
-    catalog = _catalog(config)
+    catalog = discover(plugins)
     claims = claims_of(catalog)
-    listings = [_listing(manifest, claims=claims) for manifest in catalog.manifests]
-    listings += [_listing(manifest, DISABLED) for manifest in catalog.disabled]
-    listings += [_listing(manifest, REPLACED) for manifest in catalog.replaced]
-    listings += [_broken(broken.origin, str(broken.error)) for broken in catalog.broken]
+    listings = [_listing(m.origin, _unmet(m), m.provides, claims) for m in catalog.manifests]
+    listings += [_listing(m.origin, DISABLED, m.provides) for m in catalog.disabled]
+    listings += [_listing(m.origin, REPLACED, m.provides) for m in catalog.replaced]
+    listings += [_listing(broken.origin, str(broken.error)) for broken in catalog.broken]
     return sorted(listings, key=lambda listing: (listing.name, listing.distribution))
 
 
-def loadable(config: Config | None = None) -> list[Manifest]:
+def loadable(plugins: PluginsConfig = INSTALLED) -> list[Manifest]:
     """The manifests of plugins that have all that they need."""
-    return [manifest for manifest in _catalog(config).manifests if _unmet(manifest) is None]
+    return [manifest for manifest in discover(plugins).manifests if _unmet(manifest) is None]
 
 
 def unsettled(plugins: PluginsConfig) -> list[str]:
     """A line for each plugin that is installed and left out because it cannot be used, and for each
     thing that several claim. Imports none."""
-    catalog = discover(plugins.load, plugins.disable, plugins.replace)
+    catalog = discover(plugins)
     claims = [f"{claim}; fix: {claim.fix}" for claim in claims_of(catalog)]
     return claims + [str(broken.error) for broken in catalog.broken]
 
 
-def command_entries(catalog: Catalog | None = None) -> list[tuple[str, str]]:
+def command_entries() -> list[tuple[str, str]]:
     """Name and summary of the commands that plugins add. Imports none."""
-    offers = (catalog or discover()).offers("command")
-    return [(offer.entry.name, offer.entry.summary) for offer in offers]
+    return [(offer.name, offer.entry.summary) for offer in discover().offers("command")]
 
 
 def load_command(name: str, convert: Callable[[Any], Any]) -> Any:
@@ -98,43 +96,25 @@ def load_command(name: str, convert: Callable[[Any], Any]) -> Any:
     offer = sole(catalog, offers)
     if isinstance(offer, Claim):
         raise offer.error(f"command {name!r}", fix="uninstall one of them")
-    factory = load_plugins([catalog.manifest(offer.origin)]).factory(
-        Part(origin=offer.origin, entry=offer.entry)
-    )
+    factory = load_plugins([catalog.manifest(offer.origin)]).factory(offer)
     with guarded(FactoryFailed, offer.origin, f"making command {name!r}"):
         return convert(factory())
 
 
-def _catalog(config: Config | None) -> Catalog:
-    if config is None:
-        return discover()
-    plugins = config.plugins
-    return discover(plugins.load, plugins.disable, plugins.replace)
-
-
 def _listing(
-    manifest: Manifest, problem: str | None = None, *, claims: Sequence[Claim] = ()
+    origin: Origin,
+    problem: str | None,
+    provides: Sequence[Provides] = (),
+    claims: Sequence[Claim] = (),
 ) -> PluginListing:
-    provides = tuple(
-        Provided(entry.interface, entry.name, entry.summary) for entry in manifest.provides
-    )
-    listing = _of(manifest.origin, provides, problem or _unmet(manifest))
-    own = [f"{one}; fix: {one.fix}" for one in claims if manifest.origin in one.origins]
-    return msgspec.structs.replace(listing, claims=tuple(own))
-
-
-def _broken(origin: Origin, problem: str) -> PluginListing:
-    return _of(origin, (), problem)
-
-
-def _of(origin: Origin, provides: tuple[Provided, ...], problem: str | None) -> PluginListing:
     return PluginListing(
         name=origin.plugin,
         distribution=origin.distribution,
         version=origin.version,
         origin=origin.path,
-        provides=provides,
+        provides=tuple(Provided(one.interface, one.name, one.summary) for one in provides),
         problem=problem,
+        claims=tuple(f"{one}; fix: {one.fix}" for one in claims if origin in one.origins),
     )
 
 

@@ -59,35 +59,28 @@ class InspectedDrafter:
     refusals: tuple[Refusal, ...] = ()
 
 
-def plan_model(
-    inspected: InspectedModel,
-    config: Config,
-    chooser: Chooser,
-    unusable: frozenset[tuple[str, str]],
-) -> ModelPlan:
+def plan_model(inspected: InspectedModel, chooser: Chooser) -> ModelPlan:
     """The plan of a model. If something is lacking, the chooser has the reasons, and the plan is void.
 
     Args:
         inspected: the model.
-        config: what is wanted.
         chooser: of the model's head sizes; collects reasons and decisions.
-        unusable: (operation, kernel family) whose self-test failed on this machine.
     """
-    shape = inspected.shape
-    quantizer = chooser.choose(
-        _quantizer(inspected, chooser), lambda entry: reads(entry, inspected.facts)
-    )
+    config, shape = chooser.config, inspected.shape
+    quantizer = chooser.choose(_quantizer(inspected, chooser))
     attention = chooser.choose(
-        wanted("attention", "attention", config.attention),
-        lambda entry: attends(entry, shape, _encoding(config)),
+        Wanted(
+            "attention",
+            "attention",
+            config.attention,
+            lambda entry: attends(entry, shape, _encoding(config)),
+        )
     )
     if quantizer is not None:
-        quantizer = settle_quantizer(
-            chooser, inspected.alternatives(quantizer), inspected.formats, config, unusable
-        )
+        quantizer = settle_quantizer(chooser, inspected.alternatives(quantizer), inspected.formats)
     formats = () if quantizer is None else inspected.formats(quantizer)
-    kernels = choose_kernels(chooser, formats, attention, config, unusable)
-    groups = _groups(inspected, config, attention, chooser)
+    kernels = choose_kernels(chooser, formats, attention)
+    groups = _groups(inspected, attention, chooser)
     found = {
         "checkpoint_source": inspected.source,
         "model": inspected.model,
@@ -106,20 +99,17 @@ def plan_model(
     )
 
 
-def wanted(interface: str, key: str, choice: Choice) -> Wanted:
-    """The config's wish for an interface under a key."""
-    return Wanted(
-        interface, key, choice.name, choice.options, f"{key}.options", is_named=choice.is_named
-    )
-
-
 def _quantizer(inspected: InspectedModel, chooser: Chooser) -> Wanted:
     facts = inspected.facts
-    said = wanted("quantizer", "quantizer", inspected.quantizer)
-    said.known_as = (layout_of(facts), facts.quantization or "none")
     methods = {m for one in chooser.catalog.offers("quantizer") for m in one.entry.methods}
-    said.unread = unread(methods - {"none"}, facts)
-    return said
+    return Wanted(
+        "quantizer",
+        "quantizer",
+        inspected.quantizer,
+        lambda entry: reads(entry, facts),
+        known_as=(layout_of(facts), facts.quantization or "none"),
+        unread=unread(methods - {"none"}, facts),
+    )
 
 
 def _encoding(config: Config) -> str:
@@ -127,9 +117,9 @@ def _encoding(config: Config) -> str:
 
 
 def _groups(
-    inspected: InspectedModel, config: Config, attention: Part | None, chooser: Chooser
+    inspected: InspectedModel, attention: Part | None, chooser: Chooser
 ) -> tuple[KVGroup, ...]:
-    block_size = _block_size(config, attention, chooser)
+    block_size = _block_size(attention, chooser)
     layers: dict[tuple[int, int, int | None], list[int]] = {}
     for layer, attention_of in enumerate(inspected.shape.attention):
         key = (attention_of.num_kv_heads, attention_of.head_dim, attention_of.window)
@@ -141,7 +131,7 @@ def _groups(
             head_dim=head_dim,
             block_size=block_size,
             window=window,
-            encoding=_encoding(config),
+            encoding=_encoding(chooser.config),
             dtype=chooser.dtype,
             model=inspected.name,
         )
@@ -149,9 +139,9 @@ def _groups(
     )
 
 
-def _block_size(config: Config, attention: Part | None, chooser: Chooser) -> int:
+def _block_size(attention: Part | None, chooser: Chooser) -> int:
     legal = _block_sizes(attention, chooser) if attention is not None else ()
-    wanted = config.kv_cache.block_size
+    wanted = chooser.config.kv_cache.block_size
     if wanted == "auto":
         block_size = DEFAULT_BLOCK_SIZE if not legal or DEFAULT_BLOCK_SIZE in legal else legal[0]
         chooser.decide("kv_cache.block_size", block_size, "the default that the attention allows")

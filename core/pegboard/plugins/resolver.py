@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pegboard.config import Choice, Config
+from pegboard.config import Config
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.device import DTYPES, DeviceFacts
 from pegboard.interfaces.model import ModelShape
 from pegboard.plugins.checks import check_parts, numerics_of
-from pegboard.plugins.choice import INACTIVE, Chooser, Wanted
-from pegboard.plugins.composition import Composition, Decision, ModelPlan, Part, Refusal, Slice
+from pegboard.plugins.choice import INACTIVE, Chooser, Findings, Wanted
+from pegboard.plugins.composition import Composition, ModelPlan, Part, Refusal, Slice
 from pegboard.plugins.discovery import Catalog
 from pegboard.plugins.kernels import check_all_used
 from pegboard.plugins.manifest import OBJECT, Manifest
-from pegboard.plugins.model_plan import InspectedDrafter, InspectedModel, plan_model, wanted
+from pegboard.plugins.model_plan import InspectedDrafter, InspectedModel, plan_model
 
 DEFAULT_NUM_SPECULATIVE_TOKENS = 4
 DEFAULT_MAX_STEP_MS = 200
@@ -56,50 +56,45 @@ def resolve(
     catalog: Catalog,
 ) -> Composition | list[Refusal]:
     """The composition that a config means on this machine, or every reason why there is none."""
-    target = inspected.target
-    decisions: list[Decision] = []
-    refusals: list[Refusal] = []
-    device = _device(config, devices, decisions, refusals)
-    dtype = _dtype(config, target.facts, device, decisions, refusals)
+    target, findings = inspected.target, Findings()
+    device = _device(config, devices, findings)
     chooser = Chooser(
+        refusals=findings.refusals,
+        decisions=findings.decisions,
+        config=config,
         catalog=catalog,
         objects=inspected.objects,
+        unusable=inspected.unusable,
         device=device,
-        dtype=dtype,
-        head_sizes=frozenset(layer.head_dim for layer in target.shape.attention),
-        refusals=refusals,
-        decisions=decisions,
+        dtype=_dtype(config, target.facts, device, findings),
+        head_sizes=_head_sizes(target),
     )
     max_model_len = _max_model_len(config, target.shape, chooser)
     num_threads = _num_threads(config, chooser)
-    plan = plan_model(target, config, chooser, inspected.unusable)
+    plan = plan_model(target, chooser)
     parts = _choose_parts(config, chooser)
     drafter = inspected.drafter(parts["drafter"]) if "drafter" in parts else InspectedDrafter()
-    refusals += drafter.refusals
+    chooser.refusals += drafter.refusals
     models = [plan]
     if drafter.model is not None:
-        models.append(_draft_plan(drafter.model, config, chooser, inspected.unusable))
-    processors = chooser.every(
-        "logits_processor", _several("logits_processor", config.logits_processors)
-    )
-    observers = chooser.every("observer", _several("observer", config.observers))
+        models.append(_draft_plan(drafter.model, chooser))
+    processors = chooser.every("logits_processor", "logits_processors", config.logits_processors)
+    observers = chooser.every("observer", "observers", config.observers)
     every = {**plan.parts, **parts}
     kernels = [kernel for model in models for kernel in model.kernels]
-    check_all_used(chooser, config, kernels)
+    check_all_used(chooser, kernels)
     used = [*every.values(), *(kernel.part for kernel in kernels), *processors, *observers]
     for model in models[1:]:
         used += model.parts.values()
-    check_parts(config, target.shape, every, used, chooser)
-    if refusals:
-        return _once(refusals)
-    numerics = numerics_of(config, plan, chooser)
-    if numerics is None:
-        return _once(refusals)
+    check_parts(target.shape, every, used, chooser)
+    if chooser.refusals:
+        return list(dict.fromkeys(chooser.refusals))
+    numerics = numerics_of(plan)
     return Composition(
         model_name=inspected.model_name,
         models=tuple(models),
         placement=_placement(config, models, device),
-        dtype=dtype,
+        dtype=chooser.dtype,
         device=device.kind,
         num_threads=num_threads,
         seed=config.seed,
@@ -117,32 +112,32 @@ def resolve(
         observers=observers,
         numerics=numerics,
         manifests=_manifests(catalog, used),
-        decisions=tuple(decisions),
+        decisions=tuple(chooser.decisions),
     )
 
 
-def _draft_plan(
-    model: InspectedModel,
-    config: Config,
-    chooser: Chooser,
-    unusable: frozenset[tuple[str, str]],
-) -> ModelPlan:
+def _draft_plan(model: InspectedModel, chooser: Chooser) -> ModelPlan:
     """The plan of the drafter's own model, by the same rules; but its numbers change no token, so it may
     take any kernel."""
     own = replace(
         chooser,
+        config=chooser.config.model_copy(update={"numerics": "auto"}),
         objects={name: given for name, given in chooser.objects.items() if name != "quantizer"},
-        head_sizes=frozenset(layer.head_dim for layer in model.shape.attention),
+        head_sizes=_head_sizes(model),
         decisions=[],
         chosen={},
     )
-    plan = plan_model(model, config.model_copy(update={"numerics": "auto"}), own, unusable)
+    plan = plan_model(model, own)
     for interface in ("model", "checkpoint_source"):
-        for reason in own.misfits(plan.parts[interface]) if interface in plan.parts else ():
-            own.refuse("requirement", f"drafter.model: {plan.parts[interface].name} {reason}")
+        if interface in plan.parts:
+            own.refuse_misfits("drafter.model", plan.parts[interface])
     for decision in own.decisions:
         chooser.decide(f"{model.name}: {decision.key}", decision.value, decision.why)
     return plan
+
+
+def _head_sizes(model: InspectedModel) -> frozenset[int]:
+    return frozenset(layer.head_dim for layer in model.shape.attention)
 
 
 def _placement(
@@ -165,53 +160,35 @@ def _placement(
     )
 
 
-def _device(
-    config: Config,
-    devices: Sequence[DeviceFacts],
-    decisions: list[Decision],
-    refusals: list[Refusal],
-) -> DeviceFacts:
+def _device(config: Config, devices: Sequence[DeviceFacts], findings: Findings) -> DeviceFacts:
     kinds = {device.kind: device for device in devices}
     if config.device == "auto":
         kind = "cuda" if "cuda" in kinds else "cpu"
-        decisions.append(Decision(key="device", value=kind, why=kinds[kind].name))
+        findings.decide("device", kind, kinds[kind].name)
         return kinds[kind]
     if config.device not in kinds:
-        refusals.append(
-            Refusal(
-                code="device",
-                plugin="",
-                message=f"device: {config.device} is not on this machine; found: {', '.join(kinds)}",
-            )
-        )
+        found = ", ".join(kinds)
+        message = f"device: {config.device} is not on this machine; found: {found}"
+        findings.refuse("device", message)
     return kinds.get(config.device, devices[0])
 
 
-def _dtype(
-    config: Config,
-    facts: CheckpointFacts,
-    device: DeviceFacts,
-    decisions: list[Decision],
-    refusals: list[Refusal],
-) -> str:
+def _dtype(config: Config, facts: CheckpointFacts, device: DeviceFacts, findings: Findings) -> str:
     allowed = DTYPES.get(device.kind, DTYPES["cuda"])
     if config.dtype != "auto":
         if config.dtype not in allowed:
-            refusals.append(
-                Refusal(
-                    code="dtype",
-                    plugin="",
-                    message=f"dtype: {config.dtype} does not run on {device.kind};"
-                    f" allowed: {', '.join(allowed)}",
-                )
+            findings.refuse(
+                "dtype",
+                f"dtype: {config.dtype} does not run on {device.kind};"
+                f" allowed: {', '.join(allowed)}",
             )
         return str(config.dtype)
     if device.kind == "cpu":
-        decisions.append(Decision(key="dtype", value="float32", why="the device is a CPU"))
+        findings.decide("dtype", "float32", "the device is a CPU")
         return "float32"
     stored = str(facts.config.get("dtype") or facts.config.get("torch_dtype") or "bfloat16")
     dtype = stored if stored in ("bfloat16", "float16") else "bfloat16"
-    decisions.append(Decision(key="dtype", value=dtype, why=f"the checkpoint is in {stored}"))
+    findings.decide("dtype", dtype, f"the checkpoint is in {stored}")
     return dtype
 
 
@@ -281,22 +258,17 @@ def _num_threads(config: Config, chooser: Chooser) -> int:
 def _choose_parts(config: Config, chooser: Chooser) -> dict[str, Part]:
     """Providers of the interfaces that have one, beside the models' own."""
     found = {
-        asked.interface: chooser.choose(asked)
-        for asked in (
-            wanted("kv_allocator", "kv_cache.allocator", config.kv_cache.allocator),
-            wanted("prefix_cache", "prefix_cache", config.prefix_cache),
-            wanted("scheduler", "scheduler", config.scheduler),
-            wanted("speculation_policy", "drafter.policy", config.drafter.policy),
-            wanted("drafter", "drafter", config.drafter),
-            wanted("executor", "executor", config.executor),
+        interface: chooser.choose(Wanted(interface, key, choice))
+        for interface, key, choice in (
+            ("kv_allocator", "kv_cache.allocator", config.kv_cache.allocator),
+            ("prefix_cache", "prefix_cache", config.prefix_cache),
+            ("scheduler", "scheduler", config.scheduler),
+            ("speculation_policy", "drafter.policy", config.drafter.policy),
+            ("drafter", "drafter", config.drafter),
+            ("executor", "executor", config.executor),
         )
     }
     return {interface: part for interface, part in found.items() if part is not None}
-
-
-def _several(interface: str, choices: Sequence[Choice]) -> list[Wanted]:
-    key = f"{interface}s" if interface == "observer" else "logits_processors"
-    return [wanted(interface, f"{key}[{i}]", choice) for i, choice in enumerate(choices)]
 
 
 def _num_speculative_tokens(config: Config, drafter: Part) -> int:
@@ -309,7 +281,3 @@ def _num_speculative_tokens(config: Config, drafter: Part) -> int:
 def _manifests(catalog: Catalog, parts: Sequence[Part]) -> tuple[Manifest, ...]:
     origins = {part.origin for part in parts if part.origin.distribution != OBJECT}
     return tuple(catalog.manifest(origin) for origin in sorted(origins, key=str))
-
-
-def _once(refusals: Sequence[Refusal]) -> list[Refusal]:
-    return list(dict.fromkeys(refusals))

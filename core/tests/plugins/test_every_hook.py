@@ -8,8 +8,8 @@ from textwrap import dedent
 
 import pytest
 
+from pegboard.config import PluginsConfig
 from pegboard.errors import ManifestHookMismatch
-from pegboard.plugins.composition import Part
 from pegboard.plugins.contracts import CONTRACTS
 from pegboard.plugins.discovery import discover
 from pegboard.plugins.loader import load_plugins
@@ -77,12 +77,12 @@ def write_plugin(folder: Path, interface: str, hook: str) -> Path:
 @pytest.mark.parametrize(("hook", "interface"), HOOKS.items())
 def test_factories_reach_the_registry(tmp_path: Path, hook: str, interface: str) -> None:
     file = write_plugin(tmp_path, interface, hook)
-    catalog = discover(load=[str(file)])
+    catalog = discover(PluginsConfig(load=[str(file)]))
     registry = load_plugins(
         [manifest for manifest in catalog.manifests if manifest.origin.plugin == "mine"]
     )
     (offer,) = (o for o in catalog.offers(interface) if o.entry.name == "mine")
-    factory = registry.factory(Part(origin=offer.origin, entry=offer.entry))
+    factory = registry.factory(offer)
     assert factory("a context") == ("made of", "a context")
 
 
@@ -90,7 +90,7 @@ def test_factories_reach_the_registry(tmp_path: Path, hook: str, interface: str)
 def test_a_hook_of_another_interface_is_refused(tmp_path: Path, hook: str, interface: str) -> None:
     other = next(name for name in HOOKS if name != hook)
     file = write_plugin(tmp_path, interface, other)
-    catalog = discover(load=[str(file)])
+    catalog = discover(PluginsConfig(load=[str(file)]))
     with pytest.raises(ManifestHookMismatch, match=re.escape(f"{interface} 'mine'")):
         load_plugins(
             [manifest for manifest in catalog.manifests if manifest.origin.plugin == "mine"]
