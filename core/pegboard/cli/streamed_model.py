@@ -27,11 +27,10 @@ class StreamedModel:
 
     def __init__(self, prepared: Prepared) -> None:
         from pegboard.compose import target_unit
-        from pegboard.runner.loading import use_threads
+        from pegboard.runner.parts import use_threads
         from pegboard.runner.text_model import max_text
 
         self._unit = target_unit(prepared.composition)
-        self._builder = self._unit.builder()
         self._parameters = {one.name: one for one in self._unit.shape.parameters}
         self.facts: CheckpointFacts = prepared.composition.target.facts
         self.shape: ModelShape = self._unit.shape
@@ -67,7 +66,7 @@ class StreamedModel:
         names = [name for name in self._parameters if layer_of(name) == index]
         parameters = {name: self.parameter(name) for name in names}
         build = cast("Callable[[LayerBuilder], Model]", self._unit.build)
-        return OneLayer(index, parameters, inputs, self._builder, build, self._prepare)
+        return OneLayer(index, parameters, inputs, self._unit, build, self._prepare)
 
     def close(self) -> None:
         """Frees the memory. Idempotent."""
@@ -76,7 +75,7 @@ class StreamedModel:
     def _values(self, parameter: ParameterShape) -> torch.Tensor:
         if parameter.kind in ("norm", "bias"):
             return self._unit.source.read(parameter.name)
-        return self._builder.values(parameter.name.removesuffix(".weight"))
+        return self._unit.values(parameter.name.removesuffix(".weight"))
 
     def _prepare(self, num_tokens: int) -> torch.Tensor:
         """Makes attention ready for a text; its tokens' positions."""

@@ -153,17 +153,7 @@ class RunningDraftUnit(DraftUnit):
                 )
             depths, ancestors = _tree(tokens.parents, local, starts[owner], int(counts.max()))
         tables = self._rows.tables(self._groups, tokens.rows, int((num_computed + counts).max()))
-
-        def tensor(array: NDArray[np.generic]) -> torch.Tensor:
-            return torch.from_numpy(array).to(unit.device)
-
-        return AttentionBatch(
-            positions=tensor(num_computed[owner] + depths),
-            query_starts=torch.from_numpy(starts),
-            num_computed=torch.from_numpy(num_computed),
-            block_tables=tuple(map(tensor, tables)),
-            ancestors=None if ancestors is None else tensor(ancestors),
-        )
+        return unit.batch(num_computed[owner] + depths, starts, num_computed, tables, ancestors)
 
 
 def _tree(parents: Int32, local: Int64, first: Int64, width: int) -> tuple[Int64, Bool | None]:

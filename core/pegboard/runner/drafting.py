@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -25,46 +23,30 @@ def observe(
     taps: dict[int, torch.Tensor],
     rows: Rows,
     groups: range,
+    known: Bool,
 ) -> Observation:
-    """The step's tokens and states, for the drafter. A row that sampled nothing may not get drafts.
+    """The tokens and states that the step brought to the rows that the drafter knows. A row that
+    sampled nothing may not get drafts.
 
     Args:
         groups: the numbers of the drafter's KV groups.
+        known: bool [R], which rows of the step it knows.
     """
     kept = _kept(inputs, accepted)
-    lengths = inputs.num_chunk + accepted.num_accepted
-    propose = np.where(accepted.num_committed > 0, batch.propose, 0)
+    kept = kept[known[inputs.owner[kept]]]
+    on_device = torch.from_numpy(kept)
+    shown, num_next = batch.rows[known], accepted.num_committed[known]
     return Observation(
-        rows=read_only(batch.rows),
-        offsets=read_only(starts(lengths)),
+        rows=read_only(shown),
+        offsets=read_only(starts((inputs.num_chunk + accepted.num_accepted)[known])),
         token_ids=read_only(inputs.token_ids[kept].astype(np.int32)),
         positions=read_only(inputs.positions[kept].astype(np.int32)),
-        taps={layer: hidden[torch.from_numpy(kept)] for layer, hidden in taps.items()},
-        next_offsets=read_only(starts(accepted.num_committed)),
-        next_token_ids=read_only(accepted.committed()),
-        propose=read_only(propose.astype(np.int32)),
-        num_cached=read_only(rows.num_cached[batch.rows].astype(np.int32)),
-        block_tables=tuple(read_only(rows.block_tables[group][batch.rows]) for group in groups),
-    )
-
-
-def of_rows(seen: Observation, chosen: Bool) -> Observation:
-    """The part of an observation that is about some of its rows, bool [R]."""
-    lengths, next_lengths = np.diff(seen.offsets), np.diff(seen.next_offsets)
-    tokens, following = np.repeat(chosen, lengths), np.repeat(chosen, next_lengths)
-    kept = torch.from_numpy(np.flatnonzero(tokens))
-    return replace(
-        seen,
-        rows=read_only(seen.rows[chosen]),
-        offsets=read_only(starts(lengths[chosen])),
-        token_ids=read_only(seen.token_ids[tokens]),
-        positions=read_only(seen.positions[tokens]),
-        taps={layer: hidden[kept] for layer, hidden in seen.taps.items()},
-        next_offsets=read_only(starts(next_lengths[chosen])),
-        next_token_ids=read_only(seen.next_token_ids[following]),
-        propose=read_only(seen.propose[chosen]),
-        num_cached=read_only(seen.num_cached[chosen]),
-        block_tables=tuple(read_only(table[chosen]) for table in seen.block_tables),
+        taps={layer: hidden[on_device] for layer, hidden in taps.items()},
+        next_offsets=read_only(starts(num_next)),
+        next_token_ids=read_only(accepted.committed(known)),
+        propose=read_only(np.where(num_next > 0, batch.propose[known], 0).astype(np.int32)),
+        num_cached=read_only(rows.num_cached[shown].astype(np.int32)),
+        block_tables=tuple(read_only(rows.block_tables[group][shown]) for group in groups),
     )
 
 

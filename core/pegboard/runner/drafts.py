@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pegboard.errors import EngineError
-from pegboard.runner.widen import widen
-from pegboard.step import Drafts, Float32, Int32
+from pegboard.step import Bool, Drafts, Float32, Int32
+
+Element = TypeVar("Element", bound=np.generic)
 
 ROOT = -1
 """Parent of a node that follows the last known token."""
@@ -41,7 +44,7 @@ class DraftTable:
         """Forgets the nodes of rows."""
         self.counts[rows] = 0
 
-    def put(self, drafts: Drafts, confidences: Float32 | None = None) -> None:
+    def put(self, drafts: Drafts, confidences: Float32) -> None:
         """Replaces the nodes of the rows that the drafts name.
 
         Raises:
@@ -61,7 +64,7 @@ class DraftTable:
         rows, node = self._places(drafts, counts)
         self.token_ids[rows, node] = drafts.token_ids
         self.parents[rows, node] = drafts.parents
-        self.confidences[rows, node] = 1.0 if confidences is None else confidences
+        self.confidences[rows, node] = confidences
         self.counts[drafts.rows] = counts
 
     def confidences_of(self, rows: Int32) -> Float32:
@@ -78,14 +81,12 @@ class DraftTable:
             return None
         return parents[held]
 
-    def _held(self, rows: Int32) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    def _held(self, rows: Int32) -> Bool:
         return np.arange(self.token_ids.shape[1]) < self.counts[rows][:, None]
 
-    def _check(self, drafts: Drafts, confidences: Float32 | None) -> None:
+    def _check(self, drafts: Drafts, confidences: Float32) -> None:
         counts = np.diff(drafts.offsets)
-        lengths = {len(drafts.token_ids), len(drafts.parents)}
-        if confidences is not None:
-            lengths.add(len(confidences))
+        lengths = {len(drafts.token_ids), len(drafts.parents), len(confidences)}
         ends = {int(at) for at in drafts.offsets[[0, -1]]} if len(drafts.offsets) else set()
         if len(counts) != len(drafts.rows) or ends != {0, *lengths} or (counts < 0).any():
             raise EngineError("drafts: rows, offsets, token ids, parents and confidences disagree")
@@ -115,7 +116,7 @@ class DraftTable:
         return rows, node.astype(np.int32)
 
 
-def first_paths(drafts: Drafts, confidences: Float32 | None) -> tuple[Drafts, Float32 | None]:
+def first_paths(drafts: Drafts, confidences: Float32) -> tuple[Drafts, Float32]:
     """Cuts each tree to its path of first children: the first node, its first child, and so on. A chain
     stays whole."""
     kept = np.zeros(len(drafts.parents), np.bool_)
@@ -136,9 +137,22 @@ def first_paths(drafts: Drafts, confidences: Float32 | None) -> tuple[Drafts, Fl
         token_ids=drafts.token_ids[kept],
         parents=parents.astype(np.int32),
     )
-    return chains, None if confidences is None else confidences[kept]
+    return chains, confidences[kept]
 
 
 def chain_parents(parents: Int32) -> Int32:
     """The `parents`, [num_rows, width], of chains."""
     return np.broadcast_to(np.arange(ROOT, parents.shape[1] - 1, dtype=np.int32), parents.shape)
+
+
+def widen(table: NDArray[Element], width: int) -> NDArray[Element]:
+    """The table, or a copy of it with at least `width` zeroed columns.
+
+    Growing at least doubles, so that it is rare.
+    """
+    rows, columns = table.shape
+    if width <= columns:
+        return table
+    wider = np.zeros((rows, max(width, 2 * columns)), dtype=table.dtype)
+    wider[:, :columns] = table
+    return wider

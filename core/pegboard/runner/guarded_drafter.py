@@ -12,7 +12,7 @@ import torch
 from pegboard.errors import INTERRUPTS, MAX_REASON_LEN, EngineError, reason_of
 from pegboard.interfaces.drafter import MAX_CALL_S, Drafter, Observation
 from pegboard.runner.draft_unit import DrafterModels
-from pegboard.runner.drafting import checked, observe, of_rows
+from pegboard.runner.drafting import checked, observe
 from pegboard.runner.inputs import StepInputs
 from pegboard.runner.rows import Rows
 from pegboard.runner.verification import Accepted
@@ -87,9 +87,7 @@ class GuardedDrafter:
         known = self._known[batch.rows]
         if not known.any():
             return
-        seen = observe(batch, inputs, accepted, taps, self._rows, self._models.groups)
-        if not known.all():
-            seen = of_rows(seen, known)
+        seen = observe(batch, inputs, accepted, taps, self._rows, self._models.groups, known)
         observed = (inputs.num_computed + inputs.num_chunk + accepted.num_accepted)[known]
         self._models.begin(seen.rows, observed, seen.propose)
         try:
@@ -119,13 +117,10 @@ class GuardedDrafter:
         started = time.perf_counter()
         try:
             function(*args, **kwargs)
-        except EngineError as error:
-            self._cut_off(str(error))
-            return False
         except INTERRUPTS:
             raise
         except BaseException as error:
-            self._cut_off(reason_of(error))
+            self._cut_off(str(error) if isinstance(error, EngineError) else reason_of(error))
             return False
         taken = time.perf_counter() - started
         if taken > MAX_CALL_S:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from pegboard.errors import EngineError
-from pegboard.interfaces.attention import AttentionBatch
 from pegboard.runner.drafts import ROOT, chain_parents
 from pegboard.runner.rows import Rows
 from pegboard.step import Bool, Int32, StepBatch
@@ -99,22 +97,6 @@ def build_inputs(rows: Rows, batch: StepBatch) -> StepInputs:
         return inputs
     inputs = _with_nodes(inputs, batch.sample)
     return inputs if _all_chains(inputs) else _with_ancestors(inputs)
-
-
-def attention_batch(
-    inputs: StepInputs, rows: Rows, groups: range, device: torch.device
-) -> AttentionBatch:
-    """The step's metadata for an attention backend of these KV groups."""
-    most = int((inputs.num_computed + np.diff(inputs.starts)).max(initial=0))
-    tables = rows.tables(groups, inputs.rows, most)
-    ancestors = inputs.ancestors
-    return AttentionBatch(
-        positions=torch.from_numpy(inputs.positions).to(device),
-        query_starts=torch.from_numpy(inputs.starts),
-        num_computed=torch.from_numpy(inputs.num_computed),
-        block_tables=tuple(torch.from_numpy(table).to(device) for table in tables),
-        ancestors=None if ancestors is None else torch.from_numpy(ancestors).to(device),
-    )
 
 
 def node_path(parents: Int32, node: int) -> list[int]:

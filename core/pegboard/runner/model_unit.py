@@ -2,83 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pegboard.errors import EngineError
-from pegboard.interfaces.attention import AttentionBackend, AttentionBatch
-from pegboard.interfaces.checkpoint import CheckpointSource
+from pegboard.interfaces.attention import AttentionBatch
 from pegboard.interfaces.drafter import OwnLayers
-from pegboard.interfaces.kernel import Kernel, LinearKernel
 from pegboard.interfaces.kv import KVGroup, TensorSpec
-from pegboard.interfaces.model import Model, ModelShape
-from pegboard.interfaces.quantizer import Quantizer
+from pegboard.interfaces.model import Model
 from pegboard.models.layers import LayerBuilder
 from pegboard.runner import kv_tensors
+from pegboard.step import Bool, Int32
 
-if TYPE_CHECKING:
-    from pegboard.runner.kv_tensors import LayerKV
+Int64 = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class UnitParts:
-    """The parts of a unit. Nothing is loaded yet.
+@dataclass(frozen=True, kw_only=True)
+class UnitParts(LayerBuilder):
+    """The parts of a unit: what its layers are built of, and its KV. Nothing is loaded yet.
 
     Attributes:
         name: of the unit in its worker: `target`, `draft`.
         rank: of the worker among those that hold slices of the model.
-        shape: the model.
-        source: the open checkpoint.
-        quantizer: how linear weights are stored.
-        linear_kernels: weight format to its kernel.
-        kernels: operation to kernel, all but `linear`.
-        attention: the attention backend, the unit's own.
+        max_positions: most tokens a row, drafts included.
         build: the model's factory, or what makes a drafter's own layers.
         groups: the unit's KV groups.
         num_blocks: of each group, block 0 included.
         layouts: for each group, the tensors of a block of one layer.
-        dtype: activation dtype.
-        device: `cpu`, `cuda` or `cuda:0`.
         masks_trees: whether its attention has a mask for trees of drafts.
-        max_positions: most tokens a row, drafts included.
-        on_tensor: told the name of each tensor that was loaded.
     """
 
     name: str
     rank: int
-    shape: ModelShape
-    source: CheckpointSource
-    quantizer: Quantizer
-    linear_kernels: Mapping[str, LinearKernel]
-    kernels: Mapping[str, Kernel]
-    attention: AttentionBackend
+    max_positions: int
     build: Callable[[LayerBuilder], Model | OwnLayers]
     groups: tuple[KVGroup, ...]
     num_blocks: tuple[int, ...]
     layouts: tuple[tuple[TensorSpec, ...], ...]
-    dtype: str
-    device: str
     masks_trees: bool
-    max_positions: int
-    on_tensor: Callable[[str], None]
-
-    def builder(self) -> LayerBuilder:
-        """The builder that the model's factory gets."""
-        return LayerBuilder(
-            shape=self.shape,
-            source=self.source,
-            quantizer=self.quantizer,
-            linear_kernels=self.linear_kernels,
-            kernels=self.kernels,
-            attention=self.attention,
-            dtype=self.dtype,
-            device=self.device,
-            on_tensor=self.on_tensor,
-            max_positions=self.max_positions,
-        )
 
 
 class ModelUnit:
@@ -99,8 +64,9 @@ class ModelUnit:
         """
         self.parts = parts
         self.device = torch.device(parts.device)
-        self.layers = parts.build(parts.builder())
-        self.kv: Sequence[LayerKV] = kv_tensors.allocate(
+        # A builder of its own: what it keeps of the weights is gone with it.
+        self.layers = parts.build(replace(parts))
+        self.kv: Sequence[kv_tensors.LayerKV] = kv_tensors.allocate(
             parts.groups, parts.num_blocks, parts.layouts, self.device
         )
         parts.attention.bind(self.kv)
@@ -115,6 +81,31 @@ class ModelUnit:
         if not isinstance(self.layers, Model):
             raise EngineError(f"unit {self.parts.name!r} is no model of the registry")
         return self.layers
+
+    def batch(
+        self,
+        positions: Int64,
+        starts: Int64,
+        num_computed: Int64,
+        block_tables: Iterable[Int32],
+        ancestors: Bool | None,
+    ) -> AttentionBatch:
+        """The metadata of a forward from the host's arrays; see `AttentionBatch` for their meaning.
+
+        Args:
+            starts: its `query_starts`.
+        """
+
+        def tensor(array: NDArray[np.generic]) -> torch.Tensor:
+            return torch.from_numpy(array).to(self.device)
+
+        return AttentionBatch(
+            positions=tensor(positions),
+            query_starts=torch.from_numpy(starts),
+            num_computed=torch.from_numpy(num_computed),
+            block_tables=tuple(map(tensor, block_tables)),
+            ancestors=None if ancestors is None else tensor(ancestors),
+        )
 
     def forward(
         self,

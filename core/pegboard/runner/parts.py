@@ -1,15 +1,21 @@
-"""The parts of a worker."""
+"""A worker's parts, before and after it has started."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from pegboard.interfaces.drafter import Drafter
 from pegboard.interfaces.kernel import SampleKernel
 from pegboard.interfaces.logits_processor import LogitsProcessor
 from pegboard.runner.draft_unit import DrafterModels
-from pegboard.runner.model_unit import UnitParts
+from pegboard.runner.guarded_drafter import GuardedDrafter
+from pegboard.runner.model_unit import ModelUnit, UnitParts, Units
+from pegboard.runner.processor_chain import ProcessorChain
+from pegboard.runner.rows import Rows
+from pegboard.runner.sampling import Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +46,36 @@ class WorkerParts:
     drafter_models: DrafterModels
     taps: tuple[int, ...]
     verifies_trees: bool
+
+
+class Loaded:
+    """Everything that a step runs on: weights loaded, KV allocated."""
+
+    def __init__(self, parts: WorkerParts) -> None:
+        """
+        Raises:
+            CheckpointError: a weight cannot be loaded.
+        """
+        use_threads(parts.num_threads)
+        self.num_threads = parts.num_threads
+        self.units = Units([ModelUnit(unit) for unit in parts.units])
+        vocab_size = self.units.target.parts.shape.vocab_size
+        self.rows = Rows(
+            parts.max_num_seqs,
+            parts.max_model_len,
+            vocab_size,
+            self.units.groups,
+            keeps_trees=parts.verifies_trees,
+        )
+        parts.drafter_models.bind(self.units, self.rows)
+        self.drafter = GuardedDrafter(parts.drafter, parts.drafter_models, parts.taps, self.rows)
+        self.processors = ProcessorChain(parts.processors, self.rows, parts.max_num_seqs)
+        self.sampler = Sampler(
+            self.units.target.model, parts.sample, self.processors, self.rows, vocab_size
+        )
+
+
+def use_threads(num_threads: int) -> None:
+    """torch's threads are the process's: each worker in it sets its own number before it computes."""
+    if torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)

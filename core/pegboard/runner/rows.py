@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from pegboard.errors import EngineError
 from pegboard.interfaces.kv import KVGroup
-from pegboard.runner.drafts import DraftTable
-from pegboard.runner.widen import widen
+from pegboard.runner.drafts import DraftTable, widen
 from pegboard.step import Bool, Float32, GroupUpdate, Int32, RowAdmission
 
 Int64 = NDArray[np.int64]
@@ -47,10 +46,6 @@ class Rows:
         Args:
             keeps_trees: see `DraftTable`.
         """
-
-        def table(dtype: type) -> NDArray[np.generic]:
-            return np.zeros(max_num_seqs, dtype=dtype)
-
         self._groups = groups
         self.token_ids: Int32 = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self.num_known: Int64 = np.zeros(max_num_seqs, dtype=np.int64)

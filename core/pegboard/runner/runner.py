@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from pegboard.errors import EngineError
 from pegboard.interfaces.executor import Worker
 from pegboard.runner.drafting import starts
-from pegboard.runner.inputs import StepInputs, attention_batch, build_inputs
-from pegboard.runner.loading import Loaded, load, use_threads
+from pegboard.runner.inputs import StepInputs, build_inputs
 from pegboard.runner.model_unit import ModelUnit
-from pegboard.runner.parts import WorkerParts
+from pegboard.runner.parts import Loaded, WorkerParts, use_threads
 from pegboard.runner.verification import Accepted, accept, moves
 from pegboard.step import GroupUpdate, Int32, StepBatch, StepResult
 
@@ -36,7 +35,7 @@ class Runner(Worker):
         """
         if self._parts is None:
             raise EngineError("the worker was closed")
-        self._loaded = load(self._parts)
+        self._loaded = Loaded(self._parts)
 
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> StepResult:
@@ -148,7 +147,14 @@ def _forward(
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
     """Final hidden states [num_tokens, hidden_size], and the tapped ones by layer."""
     target = on.units.target
-    batch = attention_batch(inputs, on.rows, on.units.numbers(target), target.device)
+    most = int((inputs.num_computed + np.diff(inputs.starts)).max(initial=0))
+    batch = target.batch(
+        inputs.positions,
+        inputs.starts,
+        inputs.num_computed,
+        on.rows.tables(on.units.numbers(target), inputs.rows, most),
+        inputs.ancestors,
+    )
     return target.forward(_index(target, inputs.token_ids), batch, taps)
 
 

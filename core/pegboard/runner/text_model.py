@@ -9,8 +9,8 @@ import torch
 
 from pegboard.errors import EngineError, RequestError
 from pegboard.interfaces.attention import AttentionBatch
-from pegboard.runner.loading import use_threads
 from pegboard.runner.model_unit import ModelUnit, UnitParts
+from pegboard.runner.parts import use_threads
 
 
 class TextModel:

@@ -38,9 +38,10 @@ class Accepted:
     num_accepted: Int64
     num_tried: Int64
 
-    def committed(self) -> Int32:
-        """int32 [sum of num_committed], all rows' tokens, one row after the other."""
-        return self.token_ids[np.arange(self.token_ids.shape[1]) < self.num_committed[:, None]]
+    def committed(self, rows: Bool | slice = slice(None)) -> Int32:
+        """int32 [sum of num_committed], the tokens of all rows or of some, one row after the other."""
+        token_ids, counts = self.token_ids[rows], self.num_committed[rows]
+        return token_ids[np.arange(token_ids.shape[1]) < counts[:, None]]
 
 
 def accept(inputs: StepInputs, sampled: Int64, usable: Bool) -> Accepted:

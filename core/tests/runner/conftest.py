@@ -235,7 +235,7 @@ class Host:
         self._clear()
         if drafts is not None:
             assert self.runner._loaded is not None
-            self.runner._loaded.rows.drafts.put(drafts)
+            self.runner._loaded.rows.drafts.put(drafts, np.ones(len(drafts.token_ids), np.float32))
         result = self.runner.execute(batch)
         self.results.append(result)
         self.batches.append(list(chunks))
