@@ -19,27 +19,23 @@ from pegboard.config_values import (
     AutoDepth,
     AutoThreads,
     Count,
-    Deadline,
-    Farewell,
     Host,
     Hosts,
-    KeepAlive,
     Kernels,
     MaxStep,
     Memory,
     Names,
     OptionalText,
     Place,
-    Port,
     Seed,
     ServedNames,
-    Silence,
     Size,
     Table,
     Text,
     Texts,
     one_of,
     switch,
+    whole,
 )
 
 DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
@@ -248,17 +244,18 @@ class ServerConfig(Section):
     """
 
     host: Host = "127.0.0.1"
-    port: Port = 8000
+    port: Annotated[int, whole(0, 65535)] = 8000
     api_keys: ApiKeys = None
     admin_keys: ApiKeys = None
     allowed_hosts: Hosts = Field(default_factory=list)
-    keep_alive_s: KeepAlive = 75  # longer than common load balancers, so that they close first
+    # longer than common load balancers, so that they close first
+    keep_alive_s: Annotated[int, whole(0, 86_400)] = 75
     max_connections: AutoCount = "auto"
     served_model_name: ServedNames = "auto"
     log_requests: StrictBool = True
-    silence_s: Silence = 10
-    deadline_s: Deadline = 30
-    farewell_s: Farewell = 15
+    silence_s: Annotated[int, whole(2, 86_400)] = 10  # signs come every second
+    deadline_s: Annotated[int, whole(1, 86_400)] = 30
+    farewell_s: Annotated[int, whole(0, 86_400)] = 15
     limits: LimitsConfig = LimitsConfig()
 
 

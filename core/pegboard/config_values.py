@@ -222,15 +222,6 @@ Host = Annotated[str, PlainValidator(_host)]
 """A name or an address."""
 Hosts = Annotated[list[str], PlainValidator(_hosts)]
 """Names or addresses, without ports."""
-KeepAlive = Annotated[int, whole(0, 86_400)]
-"""Seconds."""
-Silence = Annotated[int, whole(2, 86_400)]
-"""Seconds; signs come every second."""
-Deadline = Annotated[int, whole(1, 86_400)]
-"""Seconds."""
-Farewell = Annotated[int, whole(0, 86_400)]
-"""Seconds."""
-Port = Annotated[int, whole(0, 65535)]
 Seed = Annotated[
     int | None, whole(0, 2**64 - 1, words=["none"], span="a whole number, 0 to 2**64 - 1")
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from pegboard.config_values import shown
@@ -50,9 +51,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 _EMPTY: tuple[Any, ...] = ([], {})
 
 _HARMLESS = {
-    "assistant_confidence_threshold",
-    "assistant_early_exit",
-    "assistant_lookbehind",
+    "_*",
+    "assistant_*",
     "bos_token_id",
     "cache_config",
     "cache_implementation",
@@ -69,12 +69,8 @@ _HARMLESS = {
     "low_memory",
     "max_length",  # the model's own context ends a text
     "max_matching_ngram_size",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "output_attentions",
-    "output_hidden_states",
-    "output_logits",
-    "output_scores",
+    "num_assistant_*",
+    "output_*",
     "pad_token_id",
     "prefill_chunk_size",
     "prompt_lookup_num_tokens",
@@ -87,7 +83,7 @@ _HARMLESS = {
     "use_cache",
     "use_mtp",
 }
-"""Keys, beside those that begin with an underscore, without which the same tokens are sampled."""
+"""Patterns of keys without which the same tokens are sampled."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +159,6 @@ def _not_followed(given: Mapping[str, Any]) -> list[str]:
         f"{shown(key)[1:-1]}={shown(value)}"
         for key, value in sorted(given.items())
         if key not in _FOLLOWED
-        and key not in _HARMLESS
-        and not key.startswith("_")
+        and not any(fnmatchcase(key, pattern) for pattern in _HARMLESS)
         and value not in _EMPTY + _NEUTRAL.get(key, ())
     ]
