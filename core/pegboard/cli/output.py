@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -21,9 +22,8 @@ def print_lines(lines: Iterable[str]) -> None:
 def print_json(value: Any) -> None:
     """Prints a value as JSON on standard output."""
     text = msgspec.json.format(msgspec.json.encode(value)).decode()
-    typer.echo(
-        "".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text)
-    )
+    # The standard library escapes more than has to be, but any character that does.
+    typer.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
 def print_tracebacks(texts: Iterable[str]) -> None:
@@ -31,9 +31,3 @@ def print_tracebacks(texts: Iterable[str]) -> None:
     if os.environ.get("PEGBOARD_RAISE") == "1":
         for line in (line for text in texts for line in text.splitlines()):
             typer.echo(printable(line), err=True)
-
-
-def _escaped(char: str) -> str:
-    """The character's escape in JSON."""
-    units = char.encode("utf-16-be")
-    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))

@@ -27,7 +27,7 @@ from pegboard.errors import (
     PluginNotInstalled,
 )
 from pegboard.interfaces.checkpoint import CheckpointFacts, TokenizerFacts
-from pegboard.planner.ledger import Ledger, PoolRequest, account
+from pegboard.planner.ledger import Ledger, account
 from pegboard.planner.probe import probe
 from pegboard.planner.tensors import check_tensors
 from pegboard.plugins.composition import (
@@ -115,8 +115,7 @@ def prepare(
     refusals = _check_options(composition)
     if refusals:
         raise _refusal(refusals)
-    pool = PoolRequest(config.kv_cache.memory, config.max_model_len == "auto")
-    accounted = account(composition, pool, devices)
+    accounted = account(composition, config, devices)
     refusals = [refusal for plan in composition.models for refusal in check_tensors(plan)]
     if isinstance(accounted, list):
         refusals += accounted

@@ -29,7 +29,7 @@ from pegboard.errors import FactoryFailed, UserError, described
 from pegboard.interfaces.kernel import Kernel
 from pegboard.planner.probe import probe
 from pegboard.plugins.composition import Composition, Part
-from pegboard.plugins.discovery import absent
+from pegboard.plugins.discovery import absences
 from pegboard.plugins.functions import ask, named_function
 from pegboard.plugins.guard import guarded
 from pegboard.plugins.loader import load_plugins, options_of, resolve_dotted, resolve_model
@@ -154,10 +154,12 @@ def _why_not(part: Part) -> str:
 def _misses(part: Part, requires: Requires) -> str:
     """What the part needs and is not here, where there is a CPU and no checkpoint; "": nothing."""
     (cpu, *_) = probe()
-    packages, files = absent(part.origin, requires)
-    lacking = [*packages, *files, *(set(requires.device_features) - cpu.features)]
+    reasons = absences(part.origin, requires)
+    lacking = set(requires.device_features) - cpu.features
     if lacking:
-        return f"needs {', '.join(lacking)}"
+        reasons.append(f"needs a device with {', '.join(sorted(lacking))}")
+    if reasons:
+        return "; ".join(reasons)
     is_elsewhere = requires.devices and "cpu" not in requires.devices
     return f"runs on {', '.join(requires.devices)}" if is_elsewhere else ""
 

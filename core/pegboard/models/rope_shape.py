@@ -60,8 +60,8 @@ def _said_by(config: ConfigValues, key: str, rotary_dim: int, max_position: int)
     if rule not in _RULES:
         allowed = ", ".join(["default", *_RULES])
         raise section.error("rope_type", f"{rule!r} is not supported", allowed=allowed)
-    numbers = _RULES[rule](section, original, max_position)
-    return RopeShape(theta, rotary_dim, {"rope_type": rule, **numbers})
+    scaling = {"rope_type": rule, "original_max_position_embeddings": original}
+    return RopeShape(theta, rotary_dim, scaling | _RULES[rule](section, max_position / original))
 
 
 def scaled_max_position(rope: RopeShape, max_position: int) -> int:
@@ -76,11 +76,11 @@ def scaled_max_position(rope: RopeShape, max_position: int) -> int:
     return max(max_position, int(original * rope.scaling["factor"]))
 
 
-def _linear(section: ConfigValues, original: int, max_position: int) -> dict[str, Any]:
-    return {"factor": section.number("factor"), "original_max_position_embeddings": original}
+def _linear(section: ConfigValues, growth: float) -> dict[str, Any]:
+    return {"factor": section.number("factor")}
 
 
-def _llama3(section: ConfigValues, original: int, max_position: int) -> dict[str, Any]:
+def _llama3(section: ConfigValues, growth: float) -> dict[str, Any]:
     low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
     if low >= high:
         raise section.error(
@@ -90,19 +90,17 @@ def _llama3(section: ConfigValues, original: int, max_position: int) -> dict[str
         "factor": section.number("factor"),
         "low_freq_factor": low,
         "high_freq_factor": high,
-        "original_max_position_embeddings": original,
     }
 
 
-def _yarn(section: ConfigValues, original: int, max_position: int) -> dict[str, Any]:
-    factor = section.number("factor", max_position / original)
+def _yarn(section: ConfigValues, growth: float) -> dict[str, Any]:
+    factor = section.number("factor", growth)
     return {
         "factor": factor,
         "attention_factor": section.number("attention_factor", _yarn_attention(section, factor)),
         "beta_fast": section.number("beta_fast", 32.0),
         "beta_slow": section.number("beta_slow", 1.0),
         "truncate": section.flag("truncate", default=True),
-        "original_max_position_embeddings": original,
     }
 
 
@@ -117,7 +115,7 @@ def _yarn_attention(section: ConfigValues, factor: float) -> float:
     return mscale(1.0)
 
 
-_RULES: dict[str, Callable[[ConfigValues, int, int], dict[str, Any]]] = {
+_RULES: dict[str, Callable[[ConfigValues, float], dict[str, Any]]] = {
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

@@ -9,6 +9,7 @@ from itertools import islice
 
 import msgspec
 
+from pegboard.config import Config
 from pegboard.errors import ManifestFunctionFailed
 from pegboard.interfaces.device import DeviceFacts
 from pegboard.interfaces.dtypes import ITEM_BYTES
@@ -63,19 +64,15 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         return sum(entry.num_bytes for entry in self.entries)
 
 
-@dataclass(frozen=True)
-class PoolRequest:
-    """The config's request for the pool: bytes, a fraction of the device, or `auto`; and whether
-    `max_model_len` was left open."""
-
-    memory: int | float | str
-    max_model_len_is_auto: bool
-
-
 def account(
-    composition: Composition, pool: PoolRequest, devices: Sequence[DeviceFacts]
+    composition: Composition, config: Config, devices: Sequence[DeviceFacts]
 ) -> tuple[Composition, Ledger] | list[Refusal]:
     """Sizes the KV pool, and lowers `max_model_len` where it is open and the pool needs it.
+
+    Args:
+        composition: without a pool.
+        config: says the pool's `memory`, and whether `max_model_len` is open.
+        devices: of this machine.
 
     Returns:
         The composition with layouts and block counts filled in, and its ledger; or every reason why
@@ -100,16 +97,17 @@ def account(
         for plan in models
         for group, layout in zip(plan.groups, plan.layouts, strict=True)
     )
-    budget = _budget(pool.memory, device, fixed)
+    memory = config.kv_cache.memory
+    budget = _budget(memory, device, fixed)
     problem = _does_not_fit(fixed, budget, device)
     if problem is not None:
         lasting = fixed - activations.num_bytes
-        if _does_not_fit(lasting, _budget(pool.memory, device, lasting), device) is None:
+        if _does_not_fit(lasting, _budget(memory, device, lasting), device) is None:
             problem = _too_busy(composition, activations, lasting, device)
         return [problem]
     max_model_len = composition.max_model_len
     longest = _longest(composition, block_bytes, budget)
-    if (longest < max_model_len and not pool.max_model_len_is_auto) or longest < MIN_MODEL_LEN:
+    if (longest < max_model_len and config.max_model_len != "auto") or longest < MIN_MODEL_LEN:
         return [_too_long(composition, block_bytes, budget, longest)]
     decisions = composition.decisions
     if longest < max_model_len:

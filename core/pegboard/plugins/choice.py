@@ -12,9 +12,9 @@ from pegboard.errors import InterfaceVersionRefused
 from pegboard.interfaces.device import DeviceFacts
 from pegboard.plugins.claims import Claim, foremost, sole
 from pegboard.plugins.composition import Decision, Part, Refusal
-from pegboard.plugins.discovery import Broken, Catalog, absent
+from pegboard.plugins.discovery import Broken, Catalog, absences
 from pegboard.plugins.known import suggestion
-from pegboard.plugins.manifest import Origin, Provides, Requires
+from pegboard.plugins.manifest import Provides, Requires
 
 INACTIVE = "inactive"
 """Promise of a part that stands for doing without: `on` does not take it."""
@@ -283,7 +283,7 @@ class Chooser(Findings):
 
     def _misfits(self, provided: Part, requires: Requires) -> list[str]:
         return [
-            *_absences(provided.origin, requires),
+            *absences(provided.origin, requires),
             *self._device_misfits(requires),
             *self._model_misfits(requires),
         ]
@@ -330,16 +330,6 @@ def _of_all(alternatives: Sequence[list[str]]) -> list[str]:
     if len(alternatives) == 1 or not all(alternatives):
         return min(alternatives, key=len)
     return [", or ".join(" and ".join(reasons) for reasons in alternatives)]
-
-
-def _absences(origin: Origin, requires: Requires) -> list[str]:
-    packages, files = absent(origin, requires)
-    reasons = []
-    if packages:
-        reasons.append(f"needs the packages {', '.join(packages)}, which are not installed")
-    if files:
-        reasons.append(f"needs {', '.join(files)}, which its installation did not build")
-    return reasons
 
 
 def _with_options(offer: Part, wanted: Wanted) -> Part:

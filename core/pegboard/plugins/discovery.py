@@ -77,12 +77,20 @@ class Catalog:
         return next(manifest for manifest in self.manifests if manifest.origin == origin)
 
 
-def absent(origin: Origin, requires: Requires) -> tuple[list[str], list[str]]:
-    """Packages and files that something requires and that are not there."""
+def absences(origin: Origin, requires: Requires) -> list[str]:
+    """Reasons why something does not run here: packages and files that it requires are not there."""
     packages = [name for name in requires.packages if module_path(name) is None]
     folder = Path(origin.path)
     files = [name for name in requires.files if not folder.joinpath(name).is_file()]
-    return packages, files
+    reasons = []
+    if packages:
+        reasons.append(f"needs the packages {', '.join(packages)}, which are not installed")
+    if files:
+        reasons.append(
+            f"needs {', '.join(files)}, which its installation did not build: install a compiler,"
+            " then the plugin again"
+        )
+    return reasons
 
 
 def discover(plugins: PluginsConfig = INSTALLED) -> Catalog:

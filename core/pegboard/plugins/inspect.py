@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -29,17 +29,13 @@ def inspect_checkpoint(catalog: Catalog, path: Path) -> tuple[CheckpointFacts, P
         ManifestInvalid, InterfaceVersionRefused: one that is installed and broken would.
     """
     names = _names_in(path)
-    offers = catalog.offers("checkpoint_source")
 
     def reads(entry: Provides) -> bool:
         return any(fnmatch(name, pattern) for pattern in entry.files for name in names)
 
-    fitting = [offer for offer in offers if reads(offer.entry)]
-    if fitting:
-        best = _best(catalog, fitting)
-        facts: CheckpointFacts = ask(best, "describe", path)
-        return facts, best
-    _check_not_left_out(catalog, "checkpoint_source", str(path), reads)
+    source = _provider(catalog, "checkpoint_source", str(path), reads)
+    if source is not None:
+        return ask(source, "describe", path), source
     for name in names:
         pattern = f"*{Path(name).suffix}"
         distribution = suggestion("checkpoint_source", pattern)
@@ -55,7 +51,7 @@ def inspect_checkpoint(catalog: Catalog, path: Path) -> tuple[CheckpointFacts, P
     raise CheckpointError(
         str(path),
         "no checkpoint found here",
-        allowed=", ".join(pattern for offer in offers for pattern in offer.entry.files),
+        allowed=_all(catalog, "checkpoint_source", "files"),
     )
 
 
@@ -81,28 +77,26 @@ def inspect_model(catalog: Catalog, facts: CheckpointFacts) -> tuple[ModelShape,
         raise CheckpointError(
             f"{facts.path}: architectures", shown(architectures), allowed="a list of texts"
         )
-    offers = catalog.offers("model")
+    thing = f"{facts.path}: architectures"
 
     def builds(entry: Provides) -> bool:
         return any(name in entry.architectures for name in architectures)
 
-    fitting = [offer for offer in offers if builds(offer.entry)]
-    if fitting:
-        best = _best(catalog, fitting)
-        shape, config = _described(best, facts)
-        check_shape(shape, best)
+    family = _provider(catalog, "model", thing, builds)
+    if family is not None:
+        shape, config = _described(family, facts)
+        check_shape(shape, family)
         check_model_type(config, shape.architecture)
         check_heeded(config, shape.architecture)
-        return with_stored_biases(shape, facts), best
-    _check_not_left_out(catalog, "model", f"{facts.path}: architectures", builds)
+        return with_stored_biases(shape, facts), family
     distribution = next(filter(None, (suggestion("model", name) for name in architectures)), None)
     fix = f"pip install {distribution}" if distribution else ""
     if not architectures:
         fix = "name the model's own in config.json"
     raise CheckpointError(
-        f"{facts.path}: architectures",
+        thing,
         ", ".join(architectures) or "none named",
-        allowed=", ".join(name for offer in offers for name in offer.entry.architectures),
+        allowed=_all(catalog, "model", "architectures"),
         fix=fix,
     )
 
@@ -152,18 +146,29 @@ def with_stored_biases(shape: ModelShape, facts: CheckpointFacts) -> ModelShape:
     return replace(shape, parameters=tuple(parameters))
 
 
-def _check_not_left_out(
+def _provider(
     catalog: Catalog, interface: str, thing: str, provides: Callable[[Provides], bool]
-) -> None:
-    """Raises CheckpointError when a plugin that the config disables would do."""
-    left_out = catalog.left_out(interface, provides)
-    if left_out:
-        raise CheckpointError(thing, "the plugin that reads it is disabled", fix=left_out)
+) -> Part | None:
+    """The part of highest priority that provides a thing; None: nothing installed does.
 
-
-def _best(catalog: Catalog, fitting: Sequence[Part]) -> Part:
-    """The one of highest priority. Raises DuplicateName when several plugins claim to be it."""
+    Raises:
+        CheckpointError: a plugin that the config disables would.
+        DuplicateName: several plugins claim to be the one.
+    """
+    fitting = [offer for offer in catalog.offers(interface) if provides(offer.entry)]
+    if not fitting:
+        left_out = catalog.left_out(interface, provides)
+        if left_out:
+            raise CheckpointError(thing, "the plugin that reads it is disabled", fix=left_out)
+        return None
     best = foremost(catalog, fitting)
     if isinstance(best, Claim):
-        raise best.error(fitting[0].entry.interface)
+        raise best.error(interface)
     return best
+
+
+def _all(catalog: Catalog, interface: str, field: str) -> str:
+    """The names in a field of all manifest entries of an interface."""
+    return ", ".join(
+        name for one in catalog.offers(interface) for name in getattr(one.entry, field)
+    )

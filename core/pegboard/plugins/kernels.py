@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pegboard.config import Choice
 from pegboard.interfaces.device import DeviceFacts
@@ -34,14 +34,13 @@ def choose_kernels(
                 "unknown_operation",
                 f"kernels.{operation}: unknown operation; allowed: {', '.join(OPERATIONS)}",
             )
-    search = _Search(chooser)
     found = [
-        _choose(search, operation, weight_format)
+        _choose(chooser, operation, weight_format)
         for operation in OPERATIONS
         for weight_format in (formats if operation == "linear" else ("float",))
     ]
     choices = [choice for choice in found if choice is not None]
-    joint = [_joint(search, operation, choices, attention) for operation in JOINT_OPERATIONS]
+    joint = [_joint(chooser, operation, choices, attention) for operation in JOINT_OPERATIONS]
     choices += [choice for choice in joint if choice is not None]
     return tuple(choices)
 
@@ -78,10 +77,10 @@ def settle_quantizer(
     """
     if len(alternatives) == 1:
         return alternatives[0]
-    search = _Search(replace(chooser, refusals=[], decisions=[]))
+    trial = replace(chooser, refusals=[], decisions=[])
     lacking: list[str] = []
     for part in alternatives:
-        choices = {each: _choose(search, "linear", each) for each in formats(part)}
+        choices = {each: _choose(trial, "linear", each) for each in formats(part)}
         missing = [each for each, choice in choices.items() if choice is None or choice.reference]
         if not missing:
             break
@@ -117,23 +116,23 @@ def _signature(part: Part) -> str:
     return f"{part.origin.distribution} {part.origin.version} {part.name} {sorted(part.options.items())}"
 
 
-def _choose(search: _Search, operation: str, weight_format: str) -> KernelChoice | None:
+def _choose(chooser: Chooser, operation: str, weight_format: str) -> KernelChoice | None:
     """An object's kernel, the one that the config names, or the best that fits."""
     needed = (operation, weight_format)
-    name = search.name_of(operation)
-    for part in search.chooser.objects.get("kernel", ()):
+    name = _name_of(chooser, operation)
+    for part in chooser.objects.get("kernel", ()):
         for offered in part.entry.operations:
-            if search.serves(offered, needed):
-                if not isinstance(search.wanted, str) and name != "auto":
-                    search.chooser.refuse_beside_object(f"kernels.{operation}", name, part)
-                return search.choice(part, offered, needed, named=True)
+            if _serves(chooser, offered, needed):
+                if not isinstance(chooser.config.kernels, str) and name != "auto":
+                    chooser.refuse_beside_object(f"kernels.{operation}", name, part)
+                return _choice(part, offered, needed, named=True)
     if name == "auto":
-        return search.best(needed)
-    return search.named(name, needed)
+        return _best(chooser, needed)
+    return _named(chooser, name, needed)
 
 
 def _joint(
-    search: _Search, operation: str, choices: Sequence[KernelChoice], attention: Part | None
+    chooser: Chooser, operation: str, choices: Sequence[KernelChoice], attention: Part | None
 ) -> KernelChoice | None:
     """The kernel of a joint operation, by the family that was chosen for all that it joins and whose
     plugin provides the attention too."""
@@ -142,119 +141,113 @@ def _joint(
     families = {choice.part.name for choice in joined}
     if attention is None or plugins != {attention.origin} or len(families) != 1:
         return None
-    if (operation, joined[0].part.name) in search.chooser.unusable:
+    if (operation, joined[0].part.name) in chooser.unusable:
         return None
     formats = {choice.format for choice in joined}
     needs_invariance = all(choice.row_invariant for choice in joined)
     for offered in joined[0].part.entry.operations:
         if needs_invariance and not offered.row_invariant:
             continue
-        if formats <= set(offered.formats) and search.serves(offered, (operation, "float")):
+        if formats <= set(offered.formats) and _serves(chooser, offered, (operation, "float")):
             needed = (operation, "float")
-            return search.choice(joined[0].part, offered, needed, named=False)
+            return _choice(joined[0].part, offered, needed, named=False)
     return None
 
 
-@dataclass(frozen=True)
-class _Search:
-    """The conditions on a choice of kernels; see `choose_kernels`."""
+def _name_of(chooser: Chooser, operation: str) -> str:
+    wanted = chooser.config.kernels
+    return wanted if isinstance(wanted, str) else wanted.get(operation, "auto")
 
-    chooser: Chooser
 
-    @property
-    def wanted(self) -> str | Mapping[str, str]:
-        return self.chooser.config.kernels
-
-    def name_of(self, operation: str) -> str:
-        return self.wanted if isinstance(self.wanted, str) else self.wanted.get(operation, "auto")
-
-    def best(self, needed: tuple[str, str]) -> KernelChoice | None:
-        """The fitting kernel of highest priority, among row-invariant ones if there are any."""
-        operation = needed[0]
-        candidates = [
-            (offer, offered)
-            for offer in self.chooser.catalog.offers("kernel")
-            if offer.entry.priority >= 0
-            and (operation, offer.entry.name) not in self.chooser.unusable
-            if not self.chooser.misfits(offer)
-            for offered in offer.entry.operations
-            if self.serves(offered, needed)
-        ]
-        invariant = [(offer, offered) for offer, offered in candidates if offered.row_invariant]
-        if self.chooser.config.numerics == "invariant" or (
-            self.chooser.config.numerics == "auto" and invariant
-        ):
-            candidates = invariant
-        if not candidates:
-            self._refuse_for_lack(needed)
-            return None
-        offers = [offer for offer, _ in candidates]
-        chosen = self.chooser.settle(f"kernels.{operation}", foremost(self.chooser.catalog, offers))
-        if chosen is None:
-            return None
-        offered = next(offered for offer, offered in candidates if offer == chosen)
-        return self.choice(chosen, offered, needed, named=False)
-
-    def named(self, name: str, needed: tuple[str, str]) -> KernelChoice | None:
-        """The named family's kernel. A family that is named for all operations leaves those that it
-        does not have to `auto`."""
-        part = self.chooser.named(Wanted("kernel", "kernels", Choice(name=name)))
-        if part is None:
-            return None
-        for offered in part.entry.operations:
-            if self.serves(offered, needed) and (
-                offered.row_invariant or self.chooser.config.numerics != "invariant"
-            ):
-                return self.choice(part, offered, needed, named=True)
-        if isinstance(self.wanted, str) and self._serves_something(part):
-            choice = self.best(needed)
-            if choice is not None:
-                why = f"{name} has none that fits"
-                self.chooser.decide(f"kernels.{needed[0]}", choice.part.name, why)
-            return choice
-        self._refuse_for_lack(needed, name)
+def _best(chooser: Chooser, needed: tuple[str, str]) -> KernelChoice | None:
+    """The fitting kernel of highest priority, among row-invariant ones if there are any."""
+    operation = needed[0]
+    candidates = [
+        (offer, offered)
+        for offer in chooser.catalog.offers("kernel")
+        if offer.entry.priority >= 0 and (operation, offer.entry.name) not in chooser.unusable
+        if not chooser.misfits(offer)
+        for offered in offer.entry.operations
+        if _serves(chooser, offered, needed)
+    ]
+    invariant = [(offer, offered) for offer, offered in candidates if offered.row_invariant]
+    if chooser.config.numerics == "invariant" or (chooser.config.numerics == "auto" and invariant):
+        candidates = invariant
+    if not candidates:
+        _refuse_for_lack(chooser, needed)
         return None
+    offers = [offer for offer, _ in candidates]
+    chosen = chooser.settle(f"kernels.{operation}", foremost(chooser.catalog, offers))
+    if chosen is None:
+        return None
+    offered = next(offered for offer, offered in candidates if offer == chosen)
+    return _choice(chosen, offered, needed, named=False)
 
-    def serves(self, offered: Operation, needed: tuple[str, str]) -> bool:
-        operation, weight_format = needed
-        return (
-            offered.operation == operation
-            and weight_format in offered.formats
-            and self.chooser.device.kind in offered.devices
-            and (not offered.dtypes or self.chooser.dtype in offered.dtypes)
-        )
 
-    def choice(
-        self, part: Part, offered: Operation, needed: tuple[str, str], *, named: bool
-    ) -> KernelChoice:
-        return KernelChoice(
-            operation=needed[0],
-            format=needed[1],
-            part=part,
-            row_invariant=offered.row_invariant,
-            named=named,
-            reference=offered.reference,
-        )
+def _named(chooser: Chooser, name: str, needed: tuple[str, str]) -> KernelChoice | None:
+    """The named family's kernel. A family that is named for all operations leaves those that it
+    does not have to `auto`."""
+    part = chooser.named(Wanted("kernel", "kernels", Choice(name=name)))
+    if part is None:
+        return None
+    for offered in part.entry.operations:
+        if _serves(chooser, offered, needed) and (
+            offered.row_invariant or chooser.config.numerics != "invariant"
+        ):
+            return _choice(part, offered, needed, named=True)
+    if isinstance(chooser.config.kernels, str) and _serves_something(chooser, part):
+        choice = _best(chooser, needed)
+        if choice is not None:
+            why = f"{name} has none that fits"
+            chooser.decide(f"kernels.{needed[0]}", choice.part.name, why)
+        return choice
+    _refuse_for_lack(chooser, needed, name)
+    return None
 
-    def _serves_something(self, part: Part) -> bool:
-        return any(
-            self.serves(offered, (offered.operation, weight_format))
-            for offered in part.entry.operations
-            for weight_format in offered.formats
-        )
 
-    def _refuse_for_lack(self, needed: tuple[str, str], name: str = "") -> None:
-        operation, weight_format = needed
-        chooser, invariant = self.chooser, self.chooser.config.numerics == "invariant"
-        chooser.refuse(
-            "no_kernel",
-            f"kernels.{operation}: {name or 'nothing installed'} has no kernel"
-            + (" that promises row_invariant" if invariant else "")
-            + f" for {weight_format} weights in {chooser.dtype} on {chooser.device.kind}",
-            plugin=name,
-            fix="numerics: auto"
-            if invariant
-            else chooser.catalog.left_out(
-                "kernel", lambda entry: any(self.serves(o, needed) for o in entry.operations)
-            ),
-        )
+def _serves(chooser: Chooser, offered: Operation, needed: tuple[str, str]) -> bool:
+    operation, weight_format = needed
+    return (
+        offered.operation == operation
+        and weight_format in offered.formats
+        and chooser.device.kind in offered.devices
+        and (not offered.dtypes or chooser.dtype in offered.dtypes)
+    )
+
+
+def _choice(
+    part: Part, offered: Operation, needed: tuple[str, str], *, named: bool
+) -> KernelChoice:
+    return KernelChoice(
+        operation=needed[0],
+        format=needed[1],
+        part=part,
+        row_invariant=offered.row_invariant,
+        named=named,
+        reference=offered.reference,
+    )
+
+
+def _serves_something(chooser: Chooser, part: Part) -> bool:
+    return any(
+        _serves(chooser, offered, (offered.operation, weight_format))
+        for offered in part.entry.operations
+        for weight_format in offered.formats
+    )
+
+
+def _refuse_for_lack(chooser: Chooser, needed: tuple[str, str], name: str = "") -> None:
+    operation, weight_format = needed
+    invariant = chooser.config.numerics == "invariant"
+    chooser.refuse(
+        "no_kernel",
+        f"kernels.{operation}: {name or 'nothing installed'} has no kernel"
+        + (" that promises row_invariant" if invariant else "")
+        + f" for {weight_format} weights in {chooser.dtype} on {chooser.device.kind}",
+        plugin=name,
+        fix="numerics: auto"
+        if invariant
+        else chooser.catalog.left_out(
+            "kernel", lambda entry: any(_serves(chooser, o, needed) for o in entry.operations)
+        ),
+    )

@@ -10,7 +10,7 @@ import msgspec
 from pegboard.config import PluginsConfig
 from pegboard.errors import FactoryFailed
 from pegboard.plugins.claims import Claim, claims_of, sole
-from pegboard.plugins.discovery import INSTALLED, absent, discover
+from pegboard.plugins.discovery import INSTALLED, absences, discover
 from pegboard.plugins.guard import guarded
 from pegboard.plugins.loader import load_plugins
 from pegboard.plugins.manifest import Manifest, Origin, Provides
@@ -120,21 +120,8 @@ def _listing(
 
 def _unmet(manifest: Manifest) -> str | None:
     """The needs of the plugin's parts that this machine does not meet."""
-    lacking = [_absent(manifest.origin, entry) for entry in manifest.provides]
-    packages = sorted({name for names, _ in lacking for name in names})
-    files = sorted({name for _, names in lacking for name in names})
-    problems = []
-    if packages:
-        problems.append(f"needs packages that are not installed: {', '.join(packages)}")
-    if files:
-        problems.append(
-            f"needs {', '.join(files)}, which its installation did not build:"
-            " install a compiler, then the plugin again"
-        )
-    return "; ".join(problems) or None
-
-
-def _absent(origin: Origin, entry: Provides) -> tuple[list[str], list[str]]:
-    """Packages and files without which nothing that the entry requires is there."""
-    each = [absent(origin, requires) for requires in entry.requirements]
-    return min(each, key=lambda found: len(found[0]) + len(found[1]))
+    lacking = [
+        min((absences(manifest.origin, one) for one in entry.requirements), key=len)
+        for entry in manifest.provides
+    ]
+    return "; ".join(dict.fromkeys(reason for reasons in lacking for reason in reasons)) or None
