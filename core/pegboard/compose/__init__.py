@@ -9,12 +9,7 @@ this process, and `start_worker` in one of its own.
 from pegboard.compose.host import Starting, build_engine, load_tokenizer, start_engine
 from pegboard.compose.making import Maker
 from pegboard.compose.preparing import Prepared, from_wire, prepare, to_wire
-from pegboard.compose.worker import (
-    build_worker,
-    load_text_model,
-    start_worker,
-    target_unit,
-)
+from pegboard.compose.worker import build_worker, load_text_model, start_worker, target_unit
 
 __all__ = [
     "Maker",

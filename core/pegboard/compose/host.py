@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pegboard.compose.making import Maker, parts_of
+from pegboard.compose.making import Maker
 from pegboard.compose.preparing import Prepared, prepare
 from pegboard.compose.processor_params import processor_params
 from pegboard.compose.worker import OnTensor, blaming, build_worker, ignore
 from pegboard.engine.core import EngineCore
+from pegboard.engine.detokenizer import detokenizers
 from pegboard.engine.parts import EngineParts
 from pegboard.engine.prefix.guarded_cache import GuardedCache
 from pegboard.engine.prefix.known_blocks import KnownBlocks
@@ -23,12 +24,7 @@ from pegboard.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.interfaces.scheduler import SchedulerContext
 from pegboard.interfaces.speculation_policy import SpeculationContext
 from pegboard.plugins.choice import INACTIVE
-from pegboard.plugins.composition import (
-    Composition,
-    Part,
-    to_json,
-)
-from pegboard.plugins.loader import load_plugins
+from pegboard.plugins.composition import Composition, Part, to_json
 
 if TYPE_CHECKING:
     from pegboard.tokenizer import Tokenizer
@@ -96,7 +92,7 @@ def build_engine(prepared: Prepared, starting: Starting = Starting()) -> EngineC
     """The engine of a composition; no weight is loaded before its `start`. For the arguments, see
     `start_engine`."""
     composition = prepared.composition
-    maker = Maker(load_plugins(composition.manifests), parts_of(prepared.objects)[1])
+    maker = Maker(composition, prepared.objects)
     groups, num_blocks = composition.groups, composition.num_blocks
 
     names: dict[int, str] = {}
@@ -142,7 +138,7 @@ def build_engine(prepared: Prepared, starting: Starting = Starting()) -> EngineC
             ),
             prefix_cache=guarded,
             scheduler=build("scheduler", scheduling),
-            fallback_scheduler=maker.make(_fallback(composition, "scheduler"), scheduling),
+            fallback_scheduler=maker.make(_fallback_scheduler(composition), scheduling),
             policy=build(
                 "speculation_policy", SpeculationContext(composition.num_speculative_tokens)
             ),
@@ -160,7 +156,7 @@ def build_engine(prepared: Prepared, starting: Starting = Starting()) -> EngineC
             num_speculative_tokens=composition.num_speculative_tokens,
             draft_slots=composition.drafter.slots if len(composition.models) > 1 else None,
             drafter_name=composition.parts["drafter"].name,
-            make_detokenizer=_detokenizer_factory(tokenizer),
+            make_detokenizer=None if tokenizer is None else detokenizers(tokenizer),
             max_token_bytes=None if tokenizer is None else tokenizer.max_token_bytes,
             processor_params=processor_params(composition),
             seed=composition.seed,
@@ -170,15 +166,15 @@ def build_engine(prepared: Prepared, starting: Starting = Starting()) -> EngineC
     )
 
 
-def _fallback(composition: Composition, interface: str) -> Part:
-    """The core's own provider: what the engine goes on with when the chosen one errs."""
+def _fallback_scheduler(composition: Composition) -> Part:
+    """The core's own: the engine goes on with it when the chosen one errs."""
     own = (
-        Part(origin=manifest.origin, entry=entry, path=interface)
+        Part(origin=manifest.origin, entry=entry, path="scheduler")
         for manifest in composition.manifests
         for entry in manifest.provides
-        if manifest.origin.builtin and entry.interface == interface
+        if manifest.origin.builtin and entry.interface == "scheduler"
     )
-    return next(own, composition.parts[interface])  # the config may leave out the core's own
+    return next(own, composition.parts["scheduler"])  # the config may leave out the core's own
 
 
 def load_tokenizer(prepared: Prepared) -> Tokenizer | None:
@@ -226,9 +222,3 @@ def _worker_program(prepared: Prepared, rank: int) -> WorkerProgram:
         )
     argv = [sys.executable, "-P", "-m", "pegboard.runner_main", str(rank)]
     return WorkerProgram(argv, to_json(prepared.composition), prepared.composition.digest)
-
-
-def _detokenizer_factory(tokenizer: Tokenizer | None) -> Callable[[], Any] | None:
-    from pegboard.engine.detokenizer import detokenizers
-
-    return None if tokenizer is None else detokenizers(tokenizer)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pegboard.config_values import shown
 from pegboard.errors import ConfigError, InterfaceNotSatisfied, ManifestInvalid
-from pegboard.plugins.composition import Part
+from pegboard.plugins.composition import Composition, Part
 from pegboard.plugins.contracts import CONTRACTS
-from pegboard.plugins.loader import options_of
+from pegboard.plugins.loader import load_plugins, options_of
 from pegboard.plugins.manifest import OBJECT, Origin, Provides
-from pegboard.plugins.manifest_reader import check_entry, entry_of
-from pegboard.plugins.registry import Registry, check_product, make_part, without
+from pegboard.plugins.manifest_reader import entry_of
+from pegboard.plugins.registry import check_product, make_part, without
 
 SEVERAL = ("kernel", "logits_processor", "observer")
 """Interfaces of which an engine has several; a list of objects may be given."""
@@ -22,30 +21,17 @@ READ_FROM_FILES = ("checkpoint_source", "model", "command", "kv_transfer")
 """Interfaces that cannot be given as objects: what provides them is found by its manifest."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """An argument in Python instead of a plugin's name.
-
-    Attributes:
-        thing: an object, or the factory of one: a class of the interface, or a function of its context.
-        is_factory: which of them.
-    """
-
-    thing: Any
-    is_factory: bool
-
-
 class Maker:
     """Makes a composition's objects.
 
     Args:
-        registry: factories of the plugins that it names.
-        given: what was given for parts, by interface and part name.
+        composition: whose parts; the plugins that it names are loaded.
+        objects: what was given in Python instead of plugins; see `parts_of`.
     """
 
-    def __init__(self, registry: Registry, given: Mapping[tuple[str, str], Given]) -> None:
-        self._registry = registry
-        self._given = given
+    def __init__(self, composition: Composition, objects: Mapping[str, Any]) -> None:
+        self._registry = load_plugins(composition.manifests)
+        self._given = parts_of(objects)[1]
         self._own: list[Any] = []
 
     def make(self, part: Part, context: object) -> Any:
@@ -53,9 +39,9 @@ class Maker:
         if part.origin.distribution != OBJECT:
             return self._registry.build(part, context, options_of(part))
         given = self._given[part.entry.interface, part.name]
-        if not given.is_factory:
-            return given.thing
-        return make_part(given.thing, part, context, options_of(part))
+        if isinstance(given, CONTRACTS[part.entry.interface].kind):
+            return given
+        return make_part(given, part, context, options_of(part))
 
     def make_own(self, part: Part, context: object) -> Any:
         """As `make`, of a part that only one model can have.
@@ -89,7 +75,7 @@ class Maker:
 
 def parts_of(
     objects: Mapping[str, Any],
-) -> tuple[dict[str, tuple[Part, ...]], dict[tuple[str, str], Given]]:
+) -> tuple[dict[str, tuple[Part, ...]], dict[tuple[str, str], Any]]:
     """The parts that stand for what was given in Python, by interface, and what was given, by part.
 
     Args:
@@ -101,7 +87,7 @@ def parts_of(
         InterfaceNotSatisfied, ManifestInvalid: an object does not fit its interface.
     """
     parts: dict[str, tuple[Part, ...]] = {}
-    given: dict[tuple[str, str], Given] = {}
+    given: dict[tuple[str, str], Any] = {}
     for interface, thing in objects.items():
         allowed = [name for name in CONTRACTS if name not in READ_FROM_FILES]
         if interface not in allowed:
@@ -112,7 +98,7 @@ def parts_of(
     return parts, given
 
 
-def _part_of(interface: str, thing: Any, given: dict[tuple[str, str], Given]) -> Part:
+def _part_of(interface: str, thing: Any, given: dict[tuple[str, str], Any]) -> Part:
     """The part of one object or factory; the attribute `manifest` of its class, or of the function,
     says what it requires and promises."""
     is_factory = not isinstance(thing, CONTRACTS[interface].kind)
@@ -133,7 +119,7 @@ def _part_of(interface: str, thing: Any, given: dict[tuple[str, str], Given]) ->
     while (interface, name) in given:
         name += "'"
     entry = _entry(own, interface, name, origin)
-    given[interface, entry.name] = Given(thing, is_factory)
+    given[interface, entry.name] = thing
     return Part(origin=origin, entry=entry, path=interface)
 
 
@@ -166,8 +152,4 @@ def _entry(own: Mapping[str, Any], interface: str, name: str, origin: Origin) ->
         **own,
         "interface": interface,
     }
-    if own:
-        return entry_of(said, origin)
-    entry = Provides(**said)
-    check_entry(entry, origin)
-    return entry
+    return entry_of(said, origin)

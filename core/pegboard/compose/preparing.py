@@ -30,10 +30,7 @@ from pegboard.interfaces.checkpoint import CheckpointFacts, TokenizerFacts
 from pegboard.planner.ledger import Ledger, account
 from pegboard.planner.probe import probe
 from pegboard.planner.tensors import check_tensors
-from pegboard.plugins.composition import (
-    Composition,
-    Refusal,
-)
+from pegboard.plugins.composition import Composition, Refusal
 from pegboard.plugins.discovery import Catalog, discover
 from pegboard.plugins.inspect import inspect_checkpoint, inspect_model
 from pegboard.plugins.loader import options_of, resolve_model

@@ -8,10 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from pegboard.errors import ManifestFunctionFailed, RequestError
-from pegboard.plugins.composition import (
-    Composition,
-    Part,
-)
+from pegboard.plugins.composition import Composition, Part
 from pegboard.plugins.guard import guarded
 from pegboard.plugins.loader import resolve_model
 from pegboard.request import SamplingParams

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from pegboard.engine.prefix.guarded_cache import GuardedCache
 from pegboard.engine.prefix.known_blocks import KnownBlocks
 from pegboard.interfaces.attention import AttentionContext
 from pegboard.interfaces.drafter import DrafterContext
-from pegboard.interfaces.executor import ExecutorContext, Worker, WorkerProgram
+from pegboard.interfaces.executor import ExecutorContext
 from pegboard.interfaces.kernel import KernelContext
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import AllocatorContext
@@ -63,21 +63,21 @@ def sample_context(interface: str) -> object | None:
             return DrafterContext(_NUM_DRAFTS, _VOCAB_SIZE, _NUM_SEQS, _MODEL_LEN)
         case "executor":
             return ExecutorContext(
-                ("cpu",), _no_worker, _no_program, lambda: None, lambda name: None
+                ("cpu",), _no_worker, _no_worker, lambda: None, lambda name: None
             )
         case "attention":
             shape = AttentionShape(
                 2 * GROUP.num_kv_heads, GROUP.num_kv_heads, GROUP.head_dim, 0.125
             )
-            rotary = _builtin("kernel", kernel_context("rotary", "float", DTYPE))
+            rotary = _builtin("kernel", kernel_context("rotary", "float"))
             layers = (shape,) * len(GROUP.layers)
             return AttentionContext(layers, (GROUP,), _NUM_SEQS, DTYPE, "cpu", 1, rotary)
     return None
 
 
-def kernel_context(operation: str, weight_format: str, dtype: str) -> KernelContext:
+def kernel_context(operation: str, weight_format: str) -> KernelContext:
     """The context of a kernel's factory, on the CPU."""
-    return KernelContext(operation, weight_format, dtype, "cpu", 1)
+    return KernelContext(operation, weight_format, DTYPE, "cpu", 1)
 
 
 def _for_cache() -> PrefixCacheContext:
@@ -96,9 +96,5 @@ def _builtin(interface: str, context: object, promise: str = "") -> Any:
     return registry.build(offer, context)
 
 
-def _no_worker(rank: int) -> Worker:
-    raise RuntimeError("a worker was asked for before the executor is started")
-
-
-def _no_program(rank: int) -> WorkerProgram:
+def _no_worker(rank: int) -> NoReturn:
     raise RuntimeError("a worker was asked for before the executor is started")

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,8 +22,6 @@ MAX_FILE_BYTES = 16 * 2**20
 
 LIMIT_S = 60.0
 """Seconds that a trial may take; torch and a compiled library load in ten seconds on a busy machine."""
-
-_CORE = "the core"
 
 
 class TrialRequest(msgspec.Struct, frozen=True):
@@ -90,7 +88,10 @@ class Verdict(msgspec.Struct, frozen=True):
     skipped: tuple[Skipped, ...]
 
 
-_lines = msgspec.json.Decoder(Began | Finding | Skipped | Done)
+Line = Began | Finding | Skipped | Done
+"""A line of the report."""
+
+_lines = msgspec.json.Decoder(Line)
 
 
 def try_plugin(manifest: Manifest, limit_s: float = LIMIT_S) -> Verdict:
@@ -131,34 +132,19 @@ def _try(request: TrialRequest, limit_s: float) -> Verdict:
         return _verdict(_read(folder / "report"), ended, _last_line(folder / "stderr"))
 
 
-def _verdict(lines: Iterable[Began | Finding | Skipped | Done], ended: str, said: str) -> Verdict:
-    findings: list[Finding] = []
-    skipped: list[Skipped] = []
-    doing: Began | None = None
-    is_done = False
-    for line in lines:
-        match line:
-            case Began():
-                doing = line
-            case Finding():
-                findings.append(line)
-            case Skipped():
-                skipped.append(line)
-            case Done():
-                is_done = True
-    if not is_done:
-        plugin, origin, step = (
-            ("", "", "the trial's start")
-            if doing is None
-            else (doing.plugin, doing.origin, doing.doing)
-        )
+def _verdict(lines: Sequence[Line], ended: str, said: str) -> Verdict:
+    findings = [line for line in lines if isinstance(line, Finding)]
+    if not any(isinstance(line, Done) for line in lines):
+        began = [line for line in lines if isinstance(line, Began)]
+        last = began[-1] if began else Began("the core", "", "the trial's start")
         said = f" ({said})" if said else ""
-        error = PluginFailed(plugin or _CORE, f"{step}: {ended}{said}", origin=origin)
+        error = PluginFailed(last.plugin, f"{last.doing}: {ended}{said}", origin=last.origin)
         findings.append(Finding(type(error).__name__, str(error)))
-    return Verdict(tuple(dict.fromkeys(findings)), tuple(skipped))
+    skipped = tuple(line for line in lines if isinstance(line, Skipped))
+    return Verdict(tuple(dict.fromkeys(findings)), skipped)
 
 
-def _read(report: Path) -> list[Began | Finding | Skipped | Done]:
+def _read(report: Path) -> list[Line]:
     found = []
     for line in report.read_bytes().splitlines() if report.exists() else ():
         with suppress(msgspec.DecodeError):  # the last one may be cut off

@@ -23,12 +23,12 @@ from pegboard.compose.host import build_engine
 from pegboard.compose.making import Maker
 from pegboard.compose.preparing import from_wire
 from pegboard.compose.sample_contexts import DTYPE, GROUP, kernel_context, sample_context
-from pegboard.compose.trial import MAX_FILE_BYTES, Began, Done, Finding, Skipped, TrialRequest
-from pegboard.compose.worker import ignore, worker_parts
+from pegboard.compose.trial import MAX_FILE_BYTES, Began, Done, Finding, Line, Skipped, TrialRequest
+from pegboard.compose.worker import worker_parts
 from pegboard.errors import FactoryFailed, UserError, described
 from pegboard.interfaces.kernel import Kernel
 from pegboard.planner.probe import probe
-from pegboard.plugins.composition import Composition, Part
+from pegboard.plugins.composition import Part
 from pegboard.plugins.discovery import absences
 from pegboard.plugins.functions import ask, named_function
 from pegboard.plugins.guard import guarded
@@ -58,7 +58,7 @@ class Report(logging.Handler):
         if origin is not None:
             self.write(Began(origin.plugin, str(origin), str(getattr(record, "doing", ""))))
 
-    def write(self, line: Began | Finding | Skipped | Done) -> None:
+    def write(self, line: Line) -> None:
         self._file.write(msgspec.json.encode(line) + b"\n")
         self._file.flush()
 
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
     if request.prepared is not None:
         prepared = from_wire(request.prepared)
         report.attempt(lambda: build_engine(prepared).close())
-        report.attempt(partial(_make_worker_parts, prepared.composition))
+        report.attempt(lambda: worker_parts(prepared.composition, Maker(prepared.composition, {})))
     if request.manifest is not None:
         _try_plugin(request.manifest, report)
     report.write(Done())
@@ -94,10 +94,6 @@ def _limit_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = MAX_FILE_BYTES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILE_BYTES)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-
-def _make_worker_parts(composition: Composition) -> None:
-    worker_parts(composition, Maker(load_plugins(composition.manifests), {}), ignore)
 
 
 def _try_plugin(manifest: Manifest, report: Report) -> None:
@@ -169,7 +165,7 @@ def _contexts(entry: Provides) -> Iterator[Any]:
         for one in entry.operations:
             if "cpu" in one.devices and (not one.dtypes or DTYPE in one.dtypes):
                 for weight_format in one.formats:
-                    yield kernel_context(one.operation, weight_format, DTYPE)
+                    yield kernel_context(one.operation, weight_format)
     else:
         yield sample_context(entry.interface)
 

@@ -32,14 +32,8 @@ from pegboard.interfaces.kernel import (
 )
 from pegboard.interfaces.logits_processor import ProcessorContext
 from pegboard.interfaces.quantizer import QuantizerContext
-from pegboard.plugins.composition import (
-    Composition,
-    KernelChoice,
-    Slice,
-    from_json,
-)
+from pegboard.plugins.composition import Composition, KernelChoice, Slice, from_json
 from pegboard.plugins.guard import culprit, failure
-from pegboard.plugins.loader import load_plugins
 
 if TYPE_CHECKING:
     from pegboard.models.layers import LayerBuilder
@@ -93,9 +87,7 @@ def start_worker(
         )
     _check_versions(composition)
     with blaming(composition):
-        worker = build_worker(
-            composition, Maker(load_plugins(composition.manifests), {}), on_tensor, rank
-        )
+        worker = build_worker(composition, Maker(composition, {}), on_tensor, rank)
         on_built()
         try:
             worker.start()
@@ -134,16 +126,16 @@ def blaming(composition: Composition) -> Iterator[None]:
 
 
 def worker_parts(
-    composition: Composition, maker: Maker, on_tensor: OnTensor, rank: int = 0
+    composition: Composition, maker: Maker, on_tensor: OnTensor = ignore, rank: int = 0
 ) -> WorkerParts:
     """Built parts and sizes of a worker; kernels have passed their self-tests."""
     from pegboard.runner.draft_unit import DrafterModels
     from pegboard.runner.parts import WorkerParts
 
     target = composition.target
-    kernels = _Kernels(composition, maker)
+    units = _UnitMaker(composition, maker, on_tensor)
     placed = [piece for piece in composition.placement if piece.worker == rank]
-    made = {piece.model: _unit(composition, piece, maker, kernels, on_tensor) for piece in placed}
+    made = {piece.model: units.make(piece) for piece in placed}
     own = next((made[plan.name] for plan in composition.models[1:]), None)
     models = DrafterModels(composition.drafter.slots)
     part = composition.parts["drafter"]
@@ -185,99 +177,91 @@ def load_text_model(composition: Composition) -> TextModel:
 
 def target_unit(composition: Composition) -> UnitParts:
     """The parts of the target's unit, for commands."""
-    maker = Maker(load_plugins(composition.manifests), {})
-    piece = composition.placement[0]
-    kernels = _Kernels(composition, maker)
-    return _unit(composition, piece, maker, kernels, ignore)
+    units = _UnitMaker(composition, Maker(composition, {}), ignore)
+    return units.make(composition.placement[0])
 
 
-def _unit(
-    composition: Composition,
-    piece: Slice,
-    maker: Maker,
-    kernels: _Kernels,
-    on_tensor: OnTensor,
-) -> UnitParts:
-    from pegboard.runner.model_unit import UnitParts
+class _UnitMaker:
+    """Makes the parts of a worker's units. Models that choose one kernel share it."""
 
-    plan = composition.plan(piece.model)
-    source = maker.make(plan.parts["checkpoint_source"], plan.facts)
-    check_tied_head(plan, source)
-    own = {choice.operation: kernels[choice] for choice in plan.kernels}
-    del own["linear"]
-    attention = AttentionContext(
-        layers=plan.shape.attention,
-        groups=plan.groups,
-        max_num_seqs=composition.max_num_seqs,
-        dtype=composition.dtype,
-        device=piece.device,
-        num_threads=composition.num_threads,
-        rotary=cast(RotaryKernel, own["rotary"]),
-        kv_scales=read_kv_scales(plan, source),
-    )
-    return UnitParts(
-        name=plan.name,
-        rank=piece.tensor_rank,
-        shape=plan.shape,
-        source=source,
-        quantizer=maker.make(
-            plan.parts["quantizer"], QuantizerContext(plan.facts, composition.dtype)
-        ),
-        linear_kernels={
-            choice.format: cast(LinearKernel, kernels[choice])
-            for choice in plan.kernels
-            if choice.operation == "linear"
-        },
-        kernels=own,
-        attention=maker.make_own(plan.parts["attention"], attention),
-        build=maker.factory(plan.parts["model"]) if "model" in plan.parts else _no_layers,
-        groups=plan.groups,
-        num_blocks=plan.num_blocks,
-        layouts=plan.layouts,
-        dtype=composition.dtype,
-        device=piece.device,
-        masks_trees=plan.masks_trees,
-        max_positions=composition.max_model_len + composition.slots_past(plan.name),
-        on_tensor=on_tensor,
-    )
+    def __init__(self, composition: Composition, maker: Maker, on_tensor: OnTensor) -> None:
+        self._composition = composition
+        self._maker = maker
+        self._on_tensor = on_tensor
+        self._kernels: dict[tuple[str, str, str], Kernel] = {}
+
+    def make(self, piece: Slice) -> UnitParts:
+        """The parts of the unit of a placed slice."""
+        from pegboard.runner.model_unit import UnitParts
+
+        composition, maker = self._composition, self._maker
+        plan = composition.plan(piece.model)
+        source = maker.make(plan.parts["checkpoint_source"], plan.facts)
+        check_tied_head(plan, source)
+        own = {choice.operation: self._kernel(choice) for choice in plan.kernels}
+        del own["linear"]
+        attention = AttentionContext(
+            layers=plan.shape.attention,
+            groups=plan.groups,
+            max_num_seqs=composition.max_num_seqs,
+            dtype=composition.dtype,
+            device=piece.device,
+            num_threads=composition.num_threads,
+            rotary=cast(RotaryKernel, own["rotary"]),
+            kv_scales=read_kv_scales(plan, source),
+        )
+        return UnitParts(
+            name=plan.name,
+            rank=piece.tensor_rank,
+            shape=plan.shape,
+            source=source,
+            quantizer=maker.make(
+                plan.parts["quantizer"], QuantizerContext(plan.facts, composition.dtype)
+            ),
+            linear_kernels={
+                choice.format: cast(LinearKernel, self._kernel(choice))
+                for choice in plan.kernels
+                if choice.operation == "linear"
+            },
+            kernels=own,
+            attention=maker.make_own(plan.parts["attention"], attention),
+            build=maker.factory(plan.parts["model"]) if "model" in plan.parts else _no_layers,
+            groups=plan.groups,
+            num_blocks=plan.num_blocks,
+            layouts=plan.layouts,
+            dtype=composition.dtype,
+            device=piece.device,
+            masks_trees=plan.masks_trees,
+            max_positions=composition.max_model_len + composition.slots_past(plan.name),
+            on_tensor=self._on_tensor,
+        )
+
+    def _kernel(self, choice: KernelChoice) -> Kernel:
+        """The kernel of a choice, after its self-test."""
+        key = (choice.operation, choice.format, choice.part.name)
+        if key in self._kernels:
+            return self._kernels[key]
+        composition = self._composition
+        context = KernelContext(
+            choice.operation,
+            choice.format,
+            composition.dtype,
+            composition.device,
+            composition.num_threads,
+        )
+        kernel: Kernel = self._maker.make(choice.part, context)
+        try:
+            kernel.self_test()
+        except INTERRUPTS:
+            raise
+        except BaseException as problem:
+            raise KernelUnusable(
+                choice.operation, choice.part.name, str(problem), named=choice.named
+            ) from problem
+        self._kernels[key] = kernel
+        return kernel
 
 
 def _no_layers(builder: LayerBuilder) -> OwnLayers:
     """Of a model whose layers the drafter builds, before it has said how."""
     raise EngineError("the drafter's layers are not known yet")
-
-
-class _Kernels:
-    """A worker's kernels: one of each choice, whichever models it runs."""
-
-    def __init__(self, composition: Composition, maker: Maker) -> None:
-        self._composition = composition
-        self._maker = maker
-        self._made: dict[tuple[str, str, str], Kernel] = {}
-
-    def __getitem__(self, choice: KernelChoice) -> Kernel:
-        key = (choice.operation, choice.format, choice.part.name)
-        if key not in self._made:
-            self._made[key] = _kernel(self._maker, self._composition, choice)
-        return self._made[key]
-
-
-def _kernel(maker: Maker, composition: Composition, choice: KernelChoice) -> Kernel:
-    """The kernel of a choice, after its self-test."""
-    context = KernelContext(
-        choice.operation,
-        choice.format,
-        composition.dtype,
-        composition.device,
-        composition.num_threads,
-    )
-    kernel: Kernel = maker.make(choice.part, context)
-    try:
-        kernel.self_test()
-    except INTERRUPTS:
-        raise
-    except BaseException as problem:
-        raise KernelUnusable(
-            choice.operation, choice.part.name, str(problem), named=choice.named
-        ) from problem
-    return kernel

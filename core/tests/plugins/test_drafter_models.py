@@ -14,13 +14,12 @@ from pegboard import Config
 from pegboard.builtin.torch_attention import TorchAttention
 from pegboard.cli import main
 from pegboard.compose import Prepared, prepare
-from pegboard.compose.making import Maker, parts_of
+from pegboard.compose.making import Maker
 from pegboard.compose.worker import worker_parts
 from pegboard.errors import CompositionRefused, InterfaceNotSatisfied
 from pegboard.interfaces.attention import AttentionContext
 from pegboard.interfaces.drafter import VERSION, DrafterContext, DrafterFacts, DraftSlots
 from pegboard.plugins.listing import list_plugins
-from pegboard.plugins.loader import load_plugins
 from pegboard.testing import model_drafters
 from pegboard.testing.model_drafters import SecondModel
 from pegboard.testing.tiny import write_tiny_model
@@ -58,8 +57,8 @@ def drafted(target: Path, draft: Path) -> Drafted:
 
 def start(prepared: Prepared) -> None:
     """Makes a worker's parts."""
-    maker = Maker(load_plugins(prepared.composition.manifests), parts_of(prepared.objects)[1])
-    worker_parts(prepared.composition, maker, lambda name: None)
+    maker = Maker(prepared.composition, prepared.objects)
+    worker_parts(prepared.composition, maker)
 
 
 def test_planner_and_ledger_count_its_weights_groups_and_blocks(
