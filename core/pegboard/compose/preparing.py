@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pegboard.checkpoint_ref import locate
-from pegboard.compose.inspecting import inspect_drafter, inspected_model
+from pegboard.compose.inspecting import DrafterInspector
 from pegboard.compose.making import parts_of
 from pegboard.config import Config
 from pegboard.errors import (
@@ -34,7 +33,7 @@ from pegboard.plugins.composition import Composition, Refusal
 from pegboard.plugins.discovery import Catalog, discover
 from pegboard.plugins.inspect import inspect_checkpoint, inspect_model
 from pegboard.plugins.loader import options_of, resolve_model
-from pegboard.plugins.model_plan import TARGET
+from pegboard.plugins.model_plan import TARGET, InspectedModel
 from pegboard.plugins.resolver import Inspected, resolve
 from pegboard.regular_files import MAX_TEMPLATE_BYTES, read_text
 from pegboard.sampling_defaults import SamplingDefaults, sampling_defaults
@@ -94,14 +93,8 @@ def prepare(
     text_facts = _text_facts(config, catalog, facts)
     inspected = Inspected(
         model_name=config.served_names[0],
-        target=inspected_model(TARGET, text_facts, source, shape, model, config.quantizer),
-        drafter=partial(
-            inspect_drafter,
-            config=config,
-            catalog=catalog,
-            target=shape,
-            weights=weights,
-        ),
+        target=InspectedModel(TARGET, text_facts, source, shape, model, config.quantizer),
+        drafter=DrafterInspector(config, catalog, shape, weights),
         objects=objects_parts,
         unusable=unusable,
     )

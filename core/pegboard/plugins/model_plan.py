@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pegboard.config import Choice, Config
+from pegboard.errors import ManifestFunctionFailed, OptionsInvalid
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.drafter import DrafterFacts
 from pegboard.interfaces.kv import KVGroup
@@ -13,7 +15,10 @@ from pegboard.interfaces.model import ModelShape
 from pegboard.plugins.checks import attends, layout_of, reads, unread
 from pegboard.plugins.choice import Chooser, Wanted
 from pegboard.plugins.composition import ModelPlan, Part, Refusal
+from pegboard.plugins.functions import ask
+from pegboard.plugins.guard import guarded
 from pegboard.plugins.kernels import choose_kernels, numerics_id, settle_quantizer
+from pegboard.plugins.loader import options_of
 
 DEFAULT_BLOCK_SIZE = 16
 
@@ -30,8 +35,6 @@ class InspectedModel:
         facts, source: the checkpoint and the part that reads it.
         shape, model: the model and the part that builds it; None: a drafter does.
         quantizer: what is wanted of its quantizer.
-        formats: what a quantizer makes of the checkpoint's weights.
-        alternatives: a quantizer with what its options may stand for, best first.
     """
 
     name: str
@@ -40,8 +43,33 @@ class InspectedModel:
     shape: ModelShape
     model: Part | None
     quantizer: Choice
-    formats: Callable[[Part], tuple[str, ...]]
-    alternatives: Callable[[Part], tuple[Part, ...]]
+
+    def formats(self, quantizer: Part) -> tuple[str, ...]:
+        """The weight formats that a quantizer makes of the checkpoint. None while its options do not
+        fit, which is refused where all parts' options are checked."""
+        said = quantizer.entry.formats
+        if not isinstance(said, str):
+            return said
+        try:
+            options = options_of(quantizer)
+        except OptionsInvalid:
+            return ()
+        return tuple(ask(quantizer, "formats", self.facts, options))
+
+    def alternatives(self, quantizer: Part) -> tuple[Part, ...]:
+        """A quantizer with what its options may stand for, best first; as it is while they do not fit."""
+        if quantizer.entry.alternatives is None:
+            return (quantizer,)
+        try:
+            options = options_of(quantizer)
+        except OptionsInvalid:
+            return (quantizer,)
+        settled = ask(quantizer, "alternatives", self.facts, options)
+        with guarded(ManifestFunctionFailed, quantizer.origin, "taking its alternatives"):
+            return tuple(
+                msgspec.structs.replace(quantizer, options=one.model_dump(mode="json"))
+                for one in settled
+            )
 
 
 @dataclass(frozen=True)
