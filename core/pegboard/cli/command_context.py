@@ -43,7 +43,7 @@ class EngineCommandContext(CommandContext):
     def calibrator(self, method: str) -> type[Calibrator]:
         """The class that a quantizer's manifest entry names. Raises PluginNotInstalled when no
         manifest names the method."""
-        from pegboard.plugins.claims import Claim, foremost
+        from pegboard.plugins.claims import foremost, settled
         from pegboard.plugins.discovery import discover
         from pegboard.plugins.known import suggestion
         from pegboard.plugins.loader import resolve_dotted
@@ -61,9 +61,7 @@ class EngineCommandContext(CommandContext):
                 allowed=", ".join(sorted(named)),
                 fix=f"pip install {distribution}" if distribution else "",
             )
-        offer = foremost(catalog, found)
-        if isinstance(offer, Claim):
-            raise offer.error("method", fix="uninstall one of them")
+        offer = settled(foremost(catalog, found), "method", fix="uninstall one of them")
         dotted = offer.entry.calibrators[method]
         calibrator = resolve_dotted(dotted, offer.origin)
         if not (isinstance(calibrator, type) and issubclass(calibrator, Calibrator)):

@@ -111,10 +111,6 @@ def _one_or_more(value: list[str], flag: str) -> str | list[str]:
     return value[0] if len(value) == 1 else value
 
 
-def _on_or_none(value: bool, flag: str) -> str:
-    return "on" if value else "none"
-
-
 def _not(value: bool, flag: str) -> bool:
     return not value
 
@@ -180,8 +176,7 @@ FLAGS: tuple[Flag, ...] = (
         "--enable-prefix-caching/--no-enable-prefix-caching",
         "prefix_cache",
         "Reuse the KV of common beginnings.",
-        _on_or_none,
-        bool,
+        type=bool,
     ),
     Flag("--max-num-seqs", "scheduler.max_num_seqs", "Most sequences at once.", parse_yaml),
     Flag(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch.nn import functional as F
@@ -113,17 +113,14 @@ class OneLayer:
 
     def _builder_of(self, hidden: torch.Tensor, on_input: OnInput) -> OneLayerBuilder:
         base = self._builder
+        values = {one.name: getattr(base, one.name) for one in fields(LayerBuilder) if one.init}
+        values |= {
+            "shape": _shape_of(base.shape, self.index),
+            "linear_kernels": {},
+            "kernels": {name: k for name, k in base.kernels.items() if name != "decoder_layer"},
+        }
         return OneLayerBuilder(
-            shape=_shape_of(base.shape, self.index),
-            source=base.source,
-            quantizer=base.quantizer,
-            linear_kernels={},
-            kernels={name: one for name, one in base.kernels.items() if name != "decoder_layer"},
-            attention=base.attention,
-            dtype=base.dtype,
-            device=base.device,
-            on_tensor=base.on_tensor,
-            max_positions=base.max_positions,
+            **values,
             index=self.index,
             parameters=self.parameters,
             hidden=hidden,

@@ -39,9 +39,16 @@ class Claim:
             names = [one.distribution for one in self.origins]
         return "plugins.replace: " + " or ".join(f"{{{self.key}: {name}}}" for name in names)
 
-    def error(self, key: str, *, fix: str = "") -> DuplicateName:
-        """The error about a key of the config."""
-        return DuplicateName(self.origins[0].plugin, str(self), key=key, fix=fix or self.fix)
+
+def settled(found: Part | Claim, key: str, *, fix: str = "") -> Part:
+    """The part that was found.
+
+    Raises:
+        DuplicateName: several plugins claim to have it; about a key of the config.
+    """
+    if isinstance(found, Claim):
+        raise DuplicateName(found.origins[0].plugin, str(found), key=key, fix=fix or found.fix)
+    return found
 
 
 def claims_of(catalog: Catalog) -> list[Claim]:
@@ -94,15 +101,17 @@ def foremost(catalog: Catalog, fitting: Sequence[Part]) -> Part | Claim:
 
 
 def _of_plugin(catalog: Catalog, name: str) -> Claim | None:
-    origins = tuple(m.origin for m in catalog.manifests if m.origin.plugin == name)
-    if len(origins) < 2:
-        return None
-    return Claim(f"{PLUGIN}.{name}", f"a plugin {name!r}", origins)
+    origins = [m.origin for m in catalog.manifests if m.origin.plugin == name]
+    return _claim(f"{PLUGIN}.{name}", f"a plugin {name!r}", origins)
 
 
 def _of_name(offers: Sequence[Part]) -> Claim | None:
-    origins = tuple(dict.fromkeys(offer.origin for offer in offers))
-    if len(origins) < 2:
-        return None
     entry = offers[0].entry
-    return Claim(f"{entry.interface}.{entry.name}", f"{entry.interface} {entry.name!r}", origins)
+    origins = [offer.origin for offer in offers]
+    return _claim(f"{entry.interface}.{entry.name}", f"{entry.interface} {entry.name!r}", origins)
+
+
+def _claim(key: str, thing: str, origins: Sequence[Origin]) -> Claim | None:
+    """The claim of several plugins; None: there is one."""
+    claimants = tuple(dict.fromkeys(origins))
+    return Claim(key, thing, claimants) if len(claimants) > 1 else None

@@ -193,14 +193,7 @@ def _read(origin: Origin) -> Manifest:
         )
     if not path.is_dir():
         return _read_block(path, origin)
-    manifest = path / "plugin.toml"
-    try:
-        text = read_text(manifest, limit=MAX_BYTES)
-    except (OSError, UnicodeDecodeError) as problem:
-        raise origin.error(
-            ManifestInvalid, f"no readable plugin.toml beside the module: {problem}"
-        ) from None
-    return parse_manifest(text, origin)
+    return parse_manifest(_text_of(path / "plugin.toml", origin, MAX_BYTES), origin)
 
 
 def _read_file(path: Path) -> Manifest:
@@ -217,10 +210,7 @@ def _read_file(path: Path) -> Manifest:
 
 
 def _read_block(path: Path, origin: Origin) -> Manifest:
-    try:
-        block = block_of(read_text(path, limit=MAX_SETTINGS_BYTES))
-    except (OSError, UnicodeDecodeError) as problem:
-        raise origin.error(ManifestInvalid, str(problem)) from None
+    block = block_of(_text_of(path, origin, MAX_SETTINGS_BYTES))
     if block is None:
         raise origin.error(
             ManifestInvalid,
@@ -228,3 +218,11 @@ def _read_block(path: Path, origin: Origin) -> Manifest:
             fix="begin the file with a '# /// pegboard' block of TOML comments",
         )
     return parse_manifest(block, origin)
+
+
+def _text_of(path: Path, origin: Origin, limit: int) -> str:
+    try:
+        return read_text(path, limit=limit)
+    except (OSError, UnicodeDecodeError) as problem:
+        was = f"no readable {path.name}: {problem}"
+        raise origin.error(ManifestInvalid, was) from None

@@ -11,7 +11,7 @@ from pegboard.config_values import shown
 from pegboard.errors import CheckpointError, ManifestFunctionFailed, PluginNotInstalled
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.model import QUANTIZABLE, ModelShape, ParameterShape
-from pegboard.plugins.claims import Claim, foremost
+from pegboard.plugins.claims import foremost, settled
 from pegboard.plugins.composition import Part
 from pegboard.plugins.discovery import Catalog
 from pegboard.plugins.functions import ask
@@ -161,10 +161,7 @@ def _provider(
         if left_out:
             raise CheckpointError(thing, "the plugin that reads it is disabled", fix=left_out)
         return None
-    best = foremost(catalog, fitting)
-    if isinstance(best, Claim):
-        raise best.error(interface)
-    return best
+    return settled(foremost(catalog, fitting), interface)
 
 
 def _all(catalog: Catalog, interface: str, field: str) -> str:

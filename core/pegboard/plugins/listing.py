@@ -9,7 +9,7 @@ import msgspec
 
 from pegboard.config import PluginsConfig
 from pegboard.errors import FactoryFailed
-from pegboard.plugins.claims import Claim, claims_of, sole
+from pegboard.plugins.claims import Claim, claims_of, settled, sole
 from pegboard.plugins.discovery import INSTALLED, absences, discover
 from pegboard.plugins.guard import guarded
 from pegboard.plugins.loader import load_plugins
@@ -93,9 +93,7 @@ def load_command(name: str, convert: Callable[[Any], Any]) -> Any:
     """
     catalog = discover()
     offers = [offer for offer in catalog.offers("command") if offer.entry.name == name]
-    offer = sole(catalog, offers)
-    if isinstance(offer, Claim):
-        raise offer.error(f"command {name!r}", fix="uninstall one of them")
+    offer = settled(sole(catalog, offers), f"command {name!r}", fix="uninstall one of them")
     factory = load_plugins([catalog.manifest(offer.origin)]).factory(offer)
     with guarded(FactoryFailed, offer.origin, f"making command {name!r}"):
         return convert(factory())

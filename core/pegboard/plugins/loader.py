@@ -122,13 +122,8 @@ def _register(manifest: Manifest) -> dict[tuple[str, str], Callable[..., Any]]:
     hooks = pluggy.PluginManager("pegboard")
     hooks.add_hookspecs(hookspecs)
     module = import_plugin(origin)
-    with guarded(HookSignatureWrong, origin, "registering its hooks"):
-        try:
-            hooks.register(module, name=origin.plugin)
-        except pluggy.PluginValidationError as problem:
-            raise origin.error(
-                HookSignatureWrong, str(problem), allowed="hooks take no arguments"
-            ) from problem
+    with guarded(HookSignatureWrong, origin, "registering its hooks, which take no arguments,"):
+        hooks.register(module, name=origin.plugin)
     try:
         hooks.check_pending()
     except pluggy.PluginValidationError as problem:
