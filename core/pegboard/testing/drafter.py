@@ -6,8 +6,8 @@
             return MyDrafter                # called with a DrafterContext
 
 The suite plays the runner: sequences take rows, compute chunks, get tokens, and leave. A drafter may
-guess anything; its nodes must be usable. The context has no worker: a drafter with a model of its own is
-tested in an engine, as those of `testing.model_drafters` are.
+guess anything; its nodes must be usable. The context has no worker: `testing.model_drafter` is the suite
+of a drafter with a model of its own.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Rows:
             propose=_frozen([asked.get(number, 0) for number in chunks]),
             num_cached=_frozen([self.rows[number].num_cached for number in chunks]),
         )
-        return self._check(seen, *self.drafter.propose(seen))
+        return usable_nodes(seen, *self.drafter.propose(seen), self.context.vocab_size)
 
     def _taps(self, kept: Sequence[tuple[int, int]]) -> dict[int, torch.Tensor]:
         """Hidden states that depend on token and position."""
@@ -118,26 +118,34 @@ class Rows:
         dtype = getattr(torch, self.context.dtype)
         return {layer: hidden.to(self.context.device, dtype) for layer in self.drafter.taps}
 
-    def _check(self, seen: Observation, drafts: Drafts, probabilities: Float32) -> dict[int, Nodes]:
-        most = dict(zip(seen.rows.tolist(), seen.propose.tolist(), strict=True))
-        rows, offsets = drafts.rows.tolist(), drafts.offsets.tolist()
-        num_nodes = len(drafts.token_ids)
-        for array in (drafts.rows, drafts.offsets, drafts.token_ids, drafts.parents):
-            assert array.dtype == np.int32 and array.ndim == 1
-        assert probabilities.dtype == np.float32 and probabilities.shape == (num_nodes,)
-        assert bool(((probabilities >= 0) & (probabilities <= 1)).all())
-        assert len(set(rows)) == len(rows) and offsets[0] == 0 and offsets[-1] == num_nodes
-        assert len(offsets) == len(rows) + 1 and len(drafts.parents) == num_nodes
-        assert offsets == sorted(offsets)
-        found = {}
-        for i, row in enumerate(rows):
-            part = slice(offsets[i], offsets[i + 1])
-            tokens, parents = drafts.token_ids[part].tolist(), drafts.parents[part].tolist()
-            assert len(tokens) <= most.get(row, 0), f"too many nodes for row {row}"
-            assert all(0 <= token < self.context.vocab_size for token in tokens)
-            assert all(-1 <= parent < node for node, parent in enumerate(parents))
-            found[row] = list(zip(tokens, parents, strict=True))
-        return found
+
+def usable_nodes(
+    seen: Observation, drafts: Drafts, probabilities: Float32, vocab_size: int
+) -> dict[int, Nodes]:
+    """Row to its nodes.
+
+    Raises:
+        AssertionError: they are no answer to what was observed.
+    """
+    most = dict(zip(seen.rows.tolist(), seen.propose.tolist(), strict=True))
+    rows, offsets = drafts.rows.tolist(), drafts.offsets.tolist()
+    num_nodes = len(drafts.token_ids)
+    for array in (drafts.rows, drafts.offsets, drafts.token_ids, drafts.parents):
+        assert array.dtype == np.int32 and array.ndim == 1
+    assert probabilities.dtype == np.float32 and probabilities.shape == (num_nodes,)
+    assert bool(((probabilities >= 0) & (probabilities <= 1)).all())
+    assert len(set(rows)) == len(rows) and offsets[0] == 0 and offsets[-1] == num_nodes
+    assert len(offsets) == len(rows) + 1 and len(drafts.parents) == num_nodes
+    assert offsets == sorted(offsets)
+    found = {}
+    for i, row in enumerate(rows):
+        part = slice(offsets[i], offsets[i + 1])
+        tokens, parents = drafts.token_ids[part].tolist(), drafts.parents[part].tolist()
+        assert len(tokens) <= most.get(row, 0), f"too many nodes for row {row}"
+        assert all(0 <= token < vocab_size for token in tokens)
+        assert all(-1 <= parent < node for node, parent in enumerate(parents))
+        found[row] = list(zip(tokens, parents, strict=True))
+    return found
 
 
 class DrafterContract:

@@ -7,7 +7,9 @@ Both note what they proposed.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -165,6 +167,33 @@ def describe_one_layer(
     return DrafterFacts(
         shape=shape, taps=(target.num_layers,), slots=DraftSlots(fixed=-2, a_node=1)
     )
+
+
+def write_one_layer(folder: Path, target: Path) -> Path:
+    """Writes a model for `OneLayer`: the first layer of a tiny target again, behind a product that mixes
+    embedding and hidden state.
+
+    Args:
+        folder: made where it does not exist.
+        target: a folder of `tiny.write_tiny_model`.
+
+    Returns:
+        The folder.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(target / "model.safetensors")
+    size = json.loads((target / "config.json").read_text())["hidden_size"]
+    own = {name: one for name, one in tensors.items() if name.startswith("model.layers.0.")}
+    noise = torch.randn(
+        (size, 2 * size), generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
+    own["fc.weight"] = (noise / (2 * size) ** 0.5).to(tensors["model.norm.weight"].dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(own, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"architectures": ["OneLayer"]}))
+    return folder
 
 
 class _Layer:
