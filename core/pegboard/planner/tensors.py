@@ -1,4 +1,4 @@
-"""Whether the checkpoint has exactly the tensors that the model and the quantizer need."""
+"""Checks that the checkpoint has exactly the tensors that the model and the quantizer need."""
 
 from __future__ import annotations
 

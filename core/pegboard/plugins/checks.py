@@ -1,4 +1,4 @@
-"""Whether the chosen parts go with each other, the model and the config."""
+"""Checks of the chosen parts against each other, the model and the config."""
 
 from __future__ import annotations
 

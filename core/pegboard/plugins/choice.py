@@ -50,7 +50,7 @@ class Wanted:
 
     @property
     def is_open(self) -> bool:
-        """Whether the name is left to what fits."""
+        """Whether any part that fits may be taken."""
         return self.name in ("auto", "on")
 
     @property

@@ -1,4 +1,4 @@
-"""What was chosen: frozen, hashed, and sent to every worker."""
+"""The composition: all choices, frozen, hashed, and sent to every worker."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         code: kind of reason (`dtype`, `head_size`, `missing_tensor`, ...).
         plugin: the plugin it is about; "" for the model or the machine.
-        message: what does not go together, and what would.
-        fix: what to change.
+        message: the things that do not go together, and others that would.
+        fix: the change that helps.
     """
 
     code: str
@@ -38,8 +38,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         key: the config's key.
-        value: what was chosen.
-        why: who or what forced it.
+        value: the choice.
+        why: the reason.
     """
 
     key: str
@@ -71,7 +71,7 @@ class KernelChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel of an operation on weights of a format.
 
     Attributes:
-        operation, format: what it runs.
+        operation, format: of its work.
         part: whose kernel.
         row_invariant: whether it promises so.
         named: whether the config asked for it by name.
@@ -143,7 +143,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         model_name: under which the model is served.
-        models: what each model is made of; the target first.
+        models: the plan of each model; the target first.
         placement: where their slices live.
         dtype: activation dtype.
         device: kind of device, `cpu` or `cuda`.
@@ -155,14 +155,14 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
             prompts can help it; None: any.
         depth: most steps in flight.
         draft_model: reference of the drafter's own model.
-        drafter: what the drafter says that it needs.
+        drafter: its needs, as it says them.
         num_speculative_tokens: most draft nodes a row; 0: no speculation.
         verifies_kv: whether the bytes of a cached block are compared at every hit.
         parts: provider by interface, for interfaces that have one beside the models' own.
         logits_processors, observers: in order.
         numerics: `invariant` when every kernel and the attention backend promise `row_invariant`.
         manifests: of the plugins that parts come from; workers import these and no other.
-        decisions: what was left open and how it was settled.
+        decisions: the open choices, and how each was settled.
     """
 
     model_name: str

@@ -1,4 +1,4 @@
-"""What the host knows of each interface: its class, its hook, the versions it accepts, and what a
+"""The host's knowledge of each interface: its class, its hook, the versions it accepts, and what a
 manifest entry for it must say."""
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from pegboard.errors import INTERRUPTS, PluginError, UserError, described
 from pegboard.plugins.manifest import Origin
 
 SLOW_S = 10.0
-"""After so long, a plugin that does not come back is named in the log. It is not ended: what it waits
-for, a slow disk say, may be no fault of its own."""
+"""After so long, a plugin that does not come back is named in the log. It is not ended: it may wait for
+a slow disk, which is no fault of its own."""
 
 MORE = "with PEGBOARD_RAISE=1 the whole traceback is shown"
 
@@ -28,7 +28,6 @@ def guarded(
     origin: Origin,
     doing: str,
     *,
-    fix: str = "",
     passes: tuple[type[Exception], ...] = (UserError,),
 ) -> Iterator[None]:
     """Turns any exception inside into one error that names the plugin. Interrupts pass, and exceptions
@@ -37,8 +36,7 @@ def guarded(
     Args:
         kind: of the error.
         origin: whose code runs.
-        doing: what failed, for the message; also what takes long, for the log.
-        fix: what to do; "": mend the plugin, or take another version.
+        doing: the work, as the message about a failure and the log about a long wait name it.
         passes: errors that are the plugin's own way to say what is wrong.
     """
     # A process that tries plugins listens, to know where one ended it.
@@ -54,19 +52,19 @@ def guarded(
     except INTERRUPTS:
         raise
     except BaseException as problem:  # a plugin that calls sys.exit has failed too
-        raise failure(kind, origin, doing, problem, fix=fix) from problem
+        raise failure(kind, origin, doing, problem) from problem
     finally:
         watch.cancel()
 
 
 def failure(
-    kind: type[PluginError], origin: Origin, doing: str, problem: BaseException, *, fix: str = ""
+    kind: type[PluginError], origin: Origin, doing: str, problem: BaseException
 ) -> PluginError:
     """The error about what a plugin raised."""
     return origin.error(
         kind,
         f"{doing} failed: {described(problem)}{_place(problem, origin)}",
-        fix=f"{fix or origin.remedy}; {MORE}",
+        fix=f"{origin.remedy}; {MORE}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Which keys of a model's config its family acts on, and what is to be said of the others.
+"""The keys of a model's config that its family acts on, and the refusal of others.
 
 A key that can change arithmetic is acted on or refused. Which can is a table: `declared_keys.toml`, every
 attribute that a config class of transformers declares, less those that `passed_keys.toml` names, with a
