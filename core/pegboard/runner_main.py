@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -101,62 +102,60 @@ def _serve(
             signs.close()
 
 
+@dataclass
 class _Desk:
     """Answers one request after the other."""
 
-    def __init__(
-        self, rank: int, start: str, send: Callable[[FromWorker], None], life: Life
-    ) -> None:
-        self._rank = rank
-        self._start = start
-        self._send = send
-        self._life = life
-        self._worker: Worker | None = None
+    rank: int
+    start: str
+    send: Callable[[FromWorker], None]
+    life: Life
+    worker: Worker | None = None
 
     def serve(self, requests: zmq.Socket[bytes]) -> None:
-        self._send(Hello(self._rank))
+        self.send(Hello(self.rank))
         while not isinstance(request := _decode(requests.recv()), Close):
             self._answer(request)
-        if self._worker is not None:
-            self._worker.close()
-        self._send(Done(self._rank))
+        if self.worker is not None:
+            self.worker.close()
+        self.send(Done(self.rank))
 
     def _answer(self, request: ToWorker) -> None:
         try:
-            self._send(Done(self._rank, self._do(request)))
+            self.send(Done(self.rank, self._do(request)))
         except INTERRUPTS:
             raise
         except BaseException as error:  # a plugin that calls sys.exit has failed too
             if not isinstance(error, PegboardError):
-                _log.exception("worker %d failed", self._rank)
-            self._send(_failed(self._rank, error))
+                _log.exception("worker %d failed", self.rank)
+            self.send(_failed(self.rank, error))
 
     def _do(self, request: ToWorker) -> Any:
         match request:
             case Start(composition=composition, digest=digest):
                 # Late: what is imported for it takes seconds, in which signs of life are sent already.
-                module, _, name = self._start.partition(":")
+                module, _, name = self.start.partition(":")
                 start: StartWorker = getattr(import_module(module), name)
-                self._worker = start(
+                self.worker = start(
                     composition,
                     digest,
-                    self._rank,
-                    lambda: self._send(Built(self._rank)),
-                    lambda tensor: self._send(Loaded(self._rank, tensor)),
+                    self.rank,
+                    lambda: self.send(Built(self.rank)),
+                    lambda tensor: self.send(Loaded(self.rank, tensor)),
                 )
-                self._life.rest()
+                self.life.rest()
             case Execute(batch=data):
                 batch = step.decode(data, step.StepBatch)
-                with self._life.step(batch.step_id):
+                with self.life.step(batch.step_id):
                     return step.encode(self._started().execute(batch))
             case Call(method=method, arguments=arguments):
                 return self._started().call(method, *arguments)
         return None
 
     def _started(self) -> Worker:
-        if self._worker is None:
-            raise EngineError(f"worker {self._rank} has not started")
-        return self._worker
+        if self.worker is None:
+            raise EngineError(f"worker {self.rank} has not started")
+        return self.worker
 
 
 def _failed(rank: int, error: BaseException) -> Failed:

@@ -31,8 +31,7 @@ from pegboard.interfaces.attention import (
 )
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.model import AttentionShape
-
-Int64 = NDArray[np.int64]
+from pegboard.step import Int64
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,20 @@
-"""What a drafter's factory gets in a worker."""
+"""A drafter's context in a worker, and the hidden states that it wants."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
+from operator import index
 from typing import TYPE_CHECKING
 
+from pegboard.config_values import shown
 from pegboard.errors import InterfaceNotSatisfied, PluginError
 from pegboard.interfaces.checkpoint import CheckpointSource
-from pegboard.interfaces.drafter import BuildLayers, DrafterContext, DraftUnit
+from pegboard.interfaces.drafter import BuildLayers, Drafter, DrafterContext, DraftUnit
 from pegboard.interfaces.kernel import Kernel
 from pegboard.interfaces.model import ModelShape
 from pegboard.plugins.composition import Composition, ModelPlan, Part
+from pegboard.plugins.guard import guarded
 
 if TYPE_CHECKING:
     import torch
@@ -66,14 +70,11 @@ class WorkerDrafterContext(DrafterContext):
         return self.models.target.logits(hidden)
 
     def kernel(self, operation: str, weight_format: str = "float") -> Kernel:
-        for parts in (self.target, self.parts):
-            if parts is None:
-                continue
-            found = parts.kernels.get(operation)
-            if operation == "linear":
-                found = parts.linear_kernels.get(weight_format)
-            if found is not None:
-                return found
+        for parts in filter(None, (self.target, self.parts)):
+            if operation == "linear" and weight_format in parts.linear_kernels:
+                return parts.linear_kernels[weight_format]
+            if operation in parts.kernels:
+                return parts.kernels[operation]
         raise self._refused(
             f"asks for a kernel of {operation} on {weight_format} weights",
             f"linear on {', '.join(self.target.linear_kernels)}; {', '.join(self.target.kernels)}",
@@ -88,10 +89,7 @@ class WorkerDrafterContext(DrafterContext):
         return self.plan, self.parts
 
     def _refused(self, was: str, allowed: str) -> PluginError:
-        origin = self.drafter.origin
-        return origin.error(
-            InterfaceNotSatisfied, f"drafter {self.drafter.name!r} {was}", allowed=allowed
-        )
+        return refused(self.drafter, was, allowed)
 
 
 def drafter_context(
@@ -114,4 +112,44 @@ def drafter_context(
         target=target,
         plan=None if own is None else composition.plan(own.name),
         parts=own,
+    )
+
+
+def taps_of(drafter: Drafter, part: Part, composition: Composition) -> tuple[int, ...]:
+    """The hidden states that a drafter wants, each once, by number: as it described, or else as the object
+    says.
+
+    Args:
+        part: the drafter's.
+
+    Raises:
+        InterfaceNotSatisfied: one of them is none of the model's, or they cannot be read.
+    """
+    if part.entry.describe is not None:
+        return tuple(sorted(set(composition.drafter.taps)))
+    shape = composition.target.shape
+    most = len(shape.taps)
+    allowed = (
+        f"layers 0 to {shape.num_layers - 1} of the model, -1 for the embedding's output,"
+        f" {shape.num_layers} for the state after the final norm"
+    )
+    with guarded(InterfaceNotSatisfied, part.origin, "reading its taps"):
+        wanted = drafter.taps
+        try:
+            # One more than there are shows that there are too many; an iterator may have no end.
+            taps = tuple(index(tap) for tap in islice(wanted, most + 1))
+        except TypeError as problem:
+            raise refused(part, f"wants taps: {shown(wanted)}", allowed) from problem
+    for tap in taps:
+        if tap not in shape.taps:
+            raise refused(part, f"wants taps: {tap}", allowed)
+    if len(taps) > most:
+        raise refused(part, f"wants more than {most} taps", allowed)
+    return tuple(sorted(set(taps)))
+
+
+def refused(drafter: Part, was: str, allowed: str) -> PluginError:
+    """The error about what a drafter does or wants."""
+    return drafter.origin.error(
+        InterfaceNotSatisfied, f"drafter {drafter.name!r} {was}", allowed=allowed
     )

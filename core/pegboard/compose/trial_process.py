@@ -30,16 +30,13 @@ from pegboard.interfaces.kernel import Kernel
 from pegboard.planner.probe import probe
 from pegboard.plugins.composition import Part
 from pegboard.plugins.discovery import absences
-from pegboard.plugins.functions import ask, named_function
+from pegboard.plugins.functions import ANSWERS, ask, named_function
 from pegboard.plugins.guard import guarded
 from pegboard.plugins.loader import load_plugins, options_of, resolve_dotted, resolve_model
 from pegboard.plugins.manifest import Manifest, Provides, Requires
 from pegboard.plugins.registry import Registry
 
-_FUNCTIONS = (
-    *("describe", "formats", "parameters", "resident_bytes", "kv_scales", "notes", "alternatives"),
-    *("layout", "estimate"),
-)
+_FUNCTIONS = {field for _, field in ANSWERS} | {"estimate"}
 
 
 class Report(logging.Handler):

@@ -7,15 +7,13 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, cast
 
-from pegboard.compose.drafter_context import drafter_context
-from pegboard.compose.drafter_taps import taps_of
+from pegboard.compose.drafter_context import drafter_context, refused, taps_of
 from pegboard.compose.kv_scales import read_kv_scales
 from pegboard.compose.making import Maker
 from pegboard.compose.tied_head import check_tied_head
 from pegboard.errors import (
     INTERRUPTS,
     EngineError,
-    InterfaceNotSatisfied,
     KernelUnusable,
     PegboardError,
     PluginFailed,
@@ -141,11 +139,8 @@ def worker_parts(
     part = composition.parts["drafter"]
     drafter = maker.make(part, drafter_context(composition, models, made[target.name], own))
     if own is not None and models.unit is None:
-        raise part.origin.error(
-            InterfaceNotSatisfied,
-            f"drafter {part.name!r} describes a model and makes none",
-            allowed="unit or load_model of its context, once, in its factory",
-        )
+        allowed = "unit or load_model of its context, once, in its factory"
+        raise refused(part, "describes a model and makes none", allowed)
     processing = ProcessorContext(
         target.shape.vocab_size,
         composition.max_num_seqs,

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from pegboard.errors import EngineError
 from pegboard.interfaces.kernel import Kernel
 from pegboard.interfaces.model import ModelShape
 from pegboard.step import Drafts, Float32, Int32, RowAdmission
@@ -132,10 +133,14 @@ BuildLayers = Callable[[Any], OwnLayers]
 names."""
 
 
+def _no_worker(what: str) -> EngineError:
+    return EngineError(f"a drafter's context was asked for {what}; allowed: in a worker")
+
+
 @dataclass(frozen=True)
 class DrafterContext:
-    """What a drafter's factory gets. Its methods are the worker's; a context that was made without one has
-    none of them.
+    """The context of a drafter's factory. Its methods are the worker's; of a context that was made without
+    one they raise EngineError.
 
     Attributes:
         num_speculative_tokens: most nodes a row.
@@ -172,7 +177,7 @@ class DrafterContext:
         Raises:
             InterfaceNotSatisfied: `describe` answered another shape, or the model is made already.
         """
-        raise NotImplementedError
+        raise _no_worker("a model of its own")
 
     def load_model(self, ref: str, quantizer: str = "auto") -> DraftUnit:
         """The unit of `drafter.model`, as the model plugin builds it.
@@ -181,15 +186,15 @@ class DrafterContext:
             InterfaceNotSatisfied: `describe` did not answer `registry`, the config names another model
                 or quantizer, or the model is made already.
         """
-        raise NotImplementedError
+        raise _no_worker("a model of its own")
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Rows of the target's embedding, int64 [N] -> [N, hidden_size], once weights are loaded."""
-        raise NotImplementedError
+        raise _no_worker("the target's embedding")
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The target's head: [N, hidden_size] -> float32 [N, vocab_size], once weights are loaded."""
-        raise NotImplementedError
+        raise _no_worker("the target's head")
 
     def kernel(self, operation: str, weight_format: str = "float") -> Kernel:
         """The worker's kernel of an operation on weights of a format.
@@ -197,7 +202,7 @@ class DrafterContext:
         Raises:
             InterfaceNotSatisfied: no model of the worker needs one.
         """
-        raise NotImplementedError
+        raise _no_worker("a kernel")
 
 
 @dataclass(frozen=True, slots=True)

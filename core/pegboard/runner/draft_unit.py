@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pegboard.errors import EngineError
 from pegboard.interfaces.attention import AttentionBatch
@@ -12,9 +11,7 @@ from pegboard.interfaces.drafter import DraftSlots, DraftUnit, UnitTokens
 from pegboard.interfaces.model import Model
 from pegboard.runner.model_unit import ModelUnit, UnitParts, Units
 from pegboard.runner.rows import Rows
-from pegboard.step import Bool, Int32
-
-Int64 = NDArray[np.int64]
+from pegboard.step import Bool, Int32, Int64
 
 
 class DrafterModels:

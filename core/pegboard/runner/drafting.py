@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pegboard.errors import EngineError
 from pegboard.interfaces.drafter import Observation
 from pegboard.runner.inputs import StepInputs
 from pegboard.runner.rows import Rows
 from pegboard.runner.verification import Accepted
-from pegboard.step import Bool, Drafts, Float32, Int32, StepBatch, read_only
-
-Int64 = NDArray[np.int64]
+from pegboard.step import Bool, Drafts, Float32, Int32, Int64, StepBatch, read_only
 
 
 def observe(

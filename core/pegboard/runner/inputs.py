@@ -9,14 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pegboard.errors import EngineError
 from pegboard.runner.drafts import ROOT, chain_parents
 from pegboard.runner.rows import Rows
-from pegboard.step import Bool, Int32, StepBatch
-
-Int64 = NDArray[np.int64]
+from pegboard.step import Bool, Int32, Int64, StepBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pegboard.interfaces.workload import logprobs_rows
-from pegboard.step import Int32, Logprobs
-
-Int64 = NDArray[np.int64]
+from pegboard.step import Int32, Int64, Logprobs
 
 
 def logprobs_of(

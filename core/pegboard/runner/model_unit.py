@@ -16,9 +16,7 @@ from pegboard.interfaces.kv import KVGroup, TensorSpec
 from pegboard.interfaces.model import Model
 from pegboard.models.layers import LayerBuilder
 from pegboard.runner import kv_tensors
-from pegboard.step import Bool, Int32
-
-Int64 = NDArray[np.int64]
+from pegboard.step import Bool, Int32, Int64
 
 
 @dataclass(frozen=True, kw_only=True)

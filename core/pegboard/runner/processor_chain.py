@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pegboard.errors import INTERRUPTS, described
 from pegboard.interfaces.logits_processor import LogitRow, LogitsProcessor
 from pegboard.runner.inputs import StepInputs, node_path
 from pegboard.runner.rows import Rows
-from pegboard.step import Bool, copy_plain, read_only
-
-Int64 = NDArray[np.int64]
+from pegboard.step import Bool, Int64, copy_plain, read_only
 
 _log = logging.getLogger(__name__)
 

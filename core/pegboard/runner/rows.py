@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from pegboard.errors import EngineError
 from pegboard.interfaces.kv import KVGroup
 from pegboard.runner.drafts import DraftTable, widen
-from pegboard.step import Bool, Float32, GroupUpdate, Int32, RowAdmission
-
-Int64 = NDArray[np.int64]
+from pegboard.step import Bool, Float32, GroupUpdate, Int32, Int64, RowAdmission
 
 
 class Rows:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pegboard.errors import EngineError
 from pegboard.interfaces.executor import Worker
@@ -17,7 +16,7 @@ from pegboard.runner.inputs import StepInputs, build_inputs
 from pegboard.runner.model_unit import ModelUnit
 from pegboard.runner.parts import Loaded, WorkerParts, use_threads
 from pegboard.runner.verification import Accepted, accept, moves
-from pegboard.step import GroupUpdate, Int32, StepBatch, StepResult
+from pegboard.step import GroupUpdate, Int32, Int64, StepBatch, StepResult
 
 
 class Runner(Worker):
@@ -175,6 +174,6 @@ def _compact(on: Loaded, inputs: StepInputs, accepted: Accepted) -> None:
         unit.parts.attention.move_slots(own, from_slots, to_slots)
 
 
-def _index(unit: ModelUnit, values: NDArray[np.int64] | Int32) -> torch.Tensor:
+def _index(unit: ModelUnit, values: Int64 | Int32) -> torch.Tensor:
     """Integers as an int64 tensor on the unit's device."""
     return torch.from_numpy(values.astype(np.int64)).to(unit.device)

@@ -15,9 +15,7 @@ from pegboard.runner.logprobs import logprobs_of
 from pegboard.runner.processor_chain import Processed, ProcessorChain
 from pegboard.runner.rows import Rows
 from pegboard.runner.verification import Accepted
-from pegboard.step import Bool, Logprobs
-
-Int64 = NDArray[np.int64]
+from pegboard.step import Bool, Int64, Logprobs
 
 _IMPOSSIBLE = "no token can be sampled: the logits are all -inf, or one of them is NaN"
 

@@ -10,12 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pegboard.runner.inputs import StepInputs
-from pegboard.step import Bool, Int32
-
-Int64 = NDArray[np.int64]
+from pegboard.step import Bool, Int32, Int64
 
 
 @dataclass(frozen=True, slots=True)
