@@ -249,14 +249,11 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         names = ", ".join(map(shown, found["undeclared_keys"]))
         yield f"keys of the model's config that no known config declares: {names}"
         yield ""
-    if found["notes"]:
-        yield "notes"
-        yield from (f"  {note}" for note in found["notes"])
-        yield ""
-    if found["left_out"]:
-        yield "not used"
-        yield from (f"  {line}" for line in found["left_out"])
-        yield ""
+    for heading, lines in (("notes", found["notes"]), ("not used", found["left_out"])):
+        if lines:
+            yield heading
+            yield from (f"  {line}" for line in lines)
+            yield ""
     yield "kernels"
     for kernel in found["kernels"]:
         operation = f"{kernel['operation']} ({kernel['format']})"

@@ -11,14 +11,16 @@ from types import ModuleType
 from typing import Any
 
 import pluggy
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from pegboard.config_values import shown
 from pegboard.errors import (
     FactoryFailed,
     HookSignatureWrong,
+    ManifestFunctionFailed,
     ManifestHookMismatch,
     ManifestInvalid,
+    OptionsInvalid,
     PluginImportFailed,
     UnknownHook,
 )
@@ -27,7 +29,7 @@ from pegboard.plugins.composition import Part
 from pegboard.plugins.contracts import CONTRACTS
 from pegboard.plugins.guard import guarded
 from pegboard.plugins.manifest import SINGLE_FILE, Dotted, Manifest, Origin
-from pegboard.plugins.registry import FactoryKey, Registry, validate_options
+from pegboard.plugins.registry import FactoryKey, Registry
 
 _logger = logging.getLogger(__name__)
 
@@ -41,8 +43,7 @@ def load_plugins(manifests: Iterable[Manifest]) -> Registry:
     """
     factories: dict[FactoryKey, Callable[..., Any]] = {}
     for manifest in manifests:
-        for (interface, name), factory in _register(manifest).items():
-            factories[manifest.origin, interface, name] = factory
+        factories |= _register(manifest)
     return Registry(factories)
 
 
@@ -94,11 +95,37 @@ def options_of(part: Part) -> BaseModel | None:
     """The part's options, validated; None when it takes none.
 
     Raises:
-        OptionsInvalid: they do not fit.
+        OptionsInvalid: they do not fit, or name what the model does not have; each problem with its
+            whole path in the config.
     """
-    dotted = part.entry.options
-    model = None if dotted is None else resolve_model(dotted, part.origin)
-    return validate_options(part, model)
+    dotted, origin = part.entry.options, part.origin
+    if dotted is None:
+        if part.options:
+            raise origin.error(
+                OptionsInvalid,
+                f"{part.path}: {part.entry.interface} {part.name!r} takes no options",
+                fix=f"leave out {part.path}",
+            )
+        return None
+    model = resolve_model(dotted, origin)
+    # An option that would be ignored is a mistake, whatever the model thinks of it.
+    takes_any = model.model_config.get("extra") == "allow"
+    doing = f"{part.path}: its options model {dotted!r}"
+    try:
+        with guarded(ManifestFunctionFailed, origin, doing, passes=(ValidationError,)):
+            return model.model_validate(part.options, extra=None if takes_any else "forbid")
+    except ValidationError as problem:
+        lines = [
+            ".".join((part.path, *map(str, error["loc"])))
+            + (": no such option" if error["type"] == "extra_forbidden" else f": {error['msg']}")
+            for error in problem.errors()
+        ]
+        raise OptionsInvalid(
+            origin.plugin,
+            "; ".join(lines),
+            origin=str(origin),
+            allowed=", ".join(model.model_fields),
+        ) from None
 
 
 def _import_file(origin: Origin) -> ModuleType:
@@ -117,7 +144,7 @@ def _import_file(origin: Origin) -> ModuleType:
     return module
 
 
-def _register(manifest: Manifest) -> dict[tuple[str, str], Callable[..., Any]]:
+def _register(manifest: Manifest) -> dict[FactoryKey, Callable[..., Any]]:
     origin = manifest.origin
     hooks = pluggy.PluginManager("pegboard")
     hooks.add_hookspecs(hookspecs)
@@ -132,7 +159,7 @@ def _register(manifest: Manifest) -> dict[tuple[str, str], Callable[..., Any]]:
             str(problem),
             allowed=", ".join(contract.hook for contract in CONTRACTS.values()),
         ) from problem
-    factories: dict[tuple[str, str], Callable[..., Any]] = {}
+    factories: dict[FactoryKey, Callable[..., Any]] = {}
     for interface, contract in CONTRACTS.items():
         hook = getattr(hooks.hook, contract.hook)
         if not hook.get_hookimpls():
@@ -140,8 +167,8 @@ def _register(manifest: Manifest) -> dict[tuple[str, str], Callable[..., Any]]:
         with guarded(FactoryFailed, origin, f"its hook {contract.hook}"):
             for provided in hook():
                 checked = _factories(provided, contract.hook, origin)
-                factories |= {(interface, name): make for name, make in checked.items()}
-    _compare(manifest, set(factories))
+                factories |= {(origin, interface, name): make for name, make in checked.items()}
+    _compare(manifest, {(interface, name) for _, interface, name in factories})
     return factories
 
 

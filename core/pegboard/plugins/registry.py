@@ -6,14 +6,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from pegboard.errors import (
-    FactoryFailed,
-    InterfaceNotSatisfied,
-    ManifestFunctionFailed,
-    OptionsInvalid,
-)
+from pegboard.errors import FactoryFailed, InterfaceNotSatisfied
 from pegboard.plugins.composition import Part
 from pegboard.plugins.contracts import CONTRACTS
 from pegboard.plugins.guard import guarded
@@ -81,42 +76,3 @@ def without(thing: object, kind: type) -> str:
     abstract: frozenset[str] = getattr(thing, "__abstractmethods__", frozenset())
     lacking = sorted(name for name in asked if name in abstract or not hasattr(thing, name))
     return f" without {', '.join(lacking)}" if lacking else ""
-
-
-def validate_options(part: Part, model: type[BaseModel] | None) -> BaseModel | None:
-    """The part's options by its options model.
-
-    Raises:
-        OptionsInvalid: they do not fit, or name what the model does not have; each problem with its
-            whole path in the config.
-    """
-    if model is None:
-        if part.options:
-            raise part.origin.error(
-                OptionsInvalid,
-                f"{part.path}: {part.entry.interface} {part.name!r} takes no options",
-                fix=f"leave out {part.path}",
-            )
-        return None
-    try:
-        # An option that would be ignored is a mistake, whatever the model thinks of it.
-        takes_any = model.model_config.get("extra") == "allow"
-        with guarded(
-            ManifestFunctionFailed,
-            part.origin,
-            f"{part.path}: its options model {part.entry.options!r}",
-            passes=(ValidationError,),
-        ):
-            return model.model_validate(part.options, extra=None if takes_any else "forbid")
-    except ValidationError as problem:
-        lines = [
-            ".".join((part.path, *map(str, error["loc"])))
-            + (": no such option" if error["type"] == "extra_forbidden" else f": {error['msg']}")
-            for error in problem.errors()
-        ]
-        raise OptionsInvalid(
-            part.origin.plugin,
-            "; ".join(lines),
-            origin=str(part.origin),
-            allowed=", ".join(model.model_fields),
-        ) from None
