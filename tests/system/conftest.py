@@ -32,6 +32,18 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def small_config(tiny_models: dict[str, Path]) -> dict[str, Any]:
+    """An engine of a tiny float64 model on one thread, in blocks of four tokens."""
+    return {
+        "model": str(tiny_models["llama"]),
+        "max_model_len": 64,
+        "dtype": "float64",
+        "kv_cache": {"block_size": 4},
+        "threads": 1,
+    }
+
+
+@pytest.fixture(scope="session")
 def texts(shared_folder: Path) -> list[str]:
     """Prompts that people wrote, of many kinds, at most a few hundred characters each."""
     file = shared_folder / "fixtures" / "text" / "spec_bench.jsonl"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,17 +66,6 @@ def pegboard_attention_backends():
 
 
 @pytest.fixture(scope="module")
-def config(tiny_models: dict[str, Path]) -> dict[str, Any]:
-    return {
-        "model": str(tiny_models["llama"]),
-        "max_model_len": 64,
-        "dtype": "float64",
-        "kv_cache": {"block_size": 4},
-        "threads": 1,
-    }
-
-
-@pytest.fixture(scope="module")
 def maskless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Settings under which attention has no `query_mask`."""
     from pegboard.interfaces.attention import VERSION
@@ -88,8 +76,8 @@ def maskless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def alone(config: dict[str, Any]) -> Traces:
-    return run_case(config, Case(batch=1), PROMPTS, PARAMS)
+def alone(small_config: dict[str, Any]) -> Traces:
+    return run_case(small_config, Case(batch=1), PROMPTS, PARAMS)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +124,7 @@ FEW = [(0, True, 1, 0.0), (1, True, 3, 0.02), (2, False, 3, 0.0), (0, False, 1, 
     [*FEW, *(pytest.param(*way, marks=pytest.mark.slow) for way in WAYS if way not in FEW)],
 )
 def test_a_drafter_that_errs_changes_no_token(
-    config: dict[str, Any],
+    small_config: dict[str, Any],
     maskless: dict[str, Any],
     alone: Traces,
     outputs: Any,
@@ -158,7 +146,9 @@ def test_a_drafter_that_errs_changes_no_token(
         arrivals=2,
         settings=settings,
     )
-    got = run_case(config, case, PROMPTS, PARAMS, drafter=drafter, may_be_cut_off=("drafter",))
+    got = run_case(
+        small_config, case, PROMPTS, PARAMS, drafter=drafter, may_be_cut_off=("drafter",)
+    )
     assert differences(alone, got, tolerance=1e-5) == []
     assert drafter.num_errors > (0 if pause else 3)
 
@@ -168,7 +158,7 @@ def test_a_drafter_that_errs_changes_no_token(
 )
 @pytest.mark.parametrize("width", [1, 3])
 def test_no_policy_changes_a_token(
-    config: dict[str, Any],
+    small_config: dict[str, Any],
     alone: Traces,
     outputs: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -187,7 +177,7 @@ def test_no_policy_changes_a_token(
         settings=drafting("GuessingDrafter") | {"executor": {"depth": 2 if width > 1 else 1}},
     )
     got = run_case(
-        config,
+        small_config,
         case,
         PROMPTS,
         PARAMS,
@@ -201,17 +191,23 @@ def test_no_policy_changes_a_token(
 
 @pytest.mark.parametrize("right", [1.0, 0.0, 0.5], ids=["right", "wrong", "partly right"])
 def test_trees_without_a_mask_change_no_token(
-    config: dict[str, Any], maskless: dict[str, Any], alone: Traces, outputs: Any, right: float
+    small_config: dict[str, Any],
+    maskless: dict[str, Any],
+    alone: Traces,
+    outputs: Any,
+    right: float,
 ) -> None:
     settings = drafting("GuessingDrafter") | maskless
     drafter = GuessingDrafter(outputs, right, width=3)
-    got = run_case(config, Case(batch=5, settings=settings), PROMPTS, PARAMS, drafter=drafter)
+    got = run_case(small_config, Case(batch=5, settings=settings), PROMPTS, PARAMS, drafter=drafter)
     assert differences(alone, got, tolerance=1e-5) == []
 
 
-def test_check_says_that_trees_are_cut(config: dict[str, Any], maskless: dict[str, Any]) -> None:
+def test_check_says_that_trees_are_cut(
+    small_config: dict[str, Any], maskless: dict[str, Any]
+) -> None:
     def notes(**settings: Any) -> list[str]:
-        asked = Config.from_values(config | settings)
+        asked = Config.from_values(small_config | settings)
         objects: dict[str, Any] = (
             {"drafter": GuessingDrafter({}, 1.0)} if "drafter" in settings else {}
         )
@@ -227,14 +223,14 @@ def test_check_says_that_trees_are_cut(config: dict[str, Any], maskless: dict[st
 
 @pytest.mark.parametrize("taps", [(3,), (-2,), (0, 1, 40), ("last",), (0.5,), None, 3], ids=repr)
 def test_taps_that_do_not_exist_are_refused_before_weights_load(
-    config: dict[str, Any], taps: Any
+    small_config: dict[str, Any], taps: Any
 ) -> None:
     class Tapping(GuessingDrafter):
         pass
 
     Tapping.taps = taps
     with pytest.raises(InterfaceNotSatisfied) as caught:
-        Engine(config | drafting("Tapping"), drafter=Tapping({}, 1.0))
+        Engine(small_config | drafting("Tapping"), drafter=Tapping({}, 1.0))
     named = taps[-1] if isinstance(taps, tuple) and isinstance(taps[-1], int) else taps
     assert f"drafter 'Tapping' wants taps: {named!r}" in str(caught.value)
     assert "allowed: layers 0 to 1 of the model, -1" in str(caught.value)
@@ -258,19 +254,19 @@ def _raising(error: BaseException) -> property:
     ids=["raises", "panics", "counts", "repeats"],
 )
 def test_taps_that_cannot_be_read_are_the_drafters_fault(
-    config: dict[str, Any], taps: property, said: str
+    small_config: dict[str, Any], taps: property, said: str
 ) -> None:
     class Tapping(GuessingDrafter):
         pass
 
     Tapping.taps = taps  # type: ignore[assignment]
     with pytest.raises(InterfaceNotSatisfied) as caught:
-        Engine(config | drafting("Tapping"), drafter=Tapping({}, 1.0))
+        Engine(small_config | drafting("Tapping"), drafter=Tapping({}, 1.0))
     assert said in str(caught.value) and "Tapping" in str(caught.value)
 
 
 def test_an_engine_tells_what_its_drafter_did_and_brings_it_back(
-    config: dict[str, Any], outputs: Any, alone: Traces, monkeypatch: pytest.MonkeyPatch
+    small_config: dict[str, Any], outputs: Any, alone: Traces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Once(GuessingDrafter):
         def __init__(self) -> None:
@@ -285,7 +281,7 @@ def test_an_engine_tells_what_its_drafter_did_and_brings_it_back(
 
     drafter: Drafter = Once()
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    with Engine(config | drafting("Once"), drafter=drafter) as engine:
+    with Engine(small_config | drafting("Once"), drafter=drafter) as engine:
 
         def run() -> tuple[tuple[int, ...], int]:
             engine.submit(PROMPTS[0], params)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -23,17 +22,6 @@ from pegboard.testing.invariance import Case, differences, run_case
 
 PROMPTS = [tuple(2 + (7 * i + n) % 500 for i in range(n)) for n in (9, 9, 21, 4)]
 DEPTHS = (1, 2)
-
-
-@pytest.fixture(scope="module")
-def config(tiny_models: dict[str, Path]) -> dict[str, Any]:
-    return {
-        "model": str(tiny_models["llama"]),
-        "max_model_len": 64,
-        "dtype": "float64",
-        "kv_cache": {"block_size": 4},
-        "threads": 1,
-    }
 
 
 class FailsAt(LogitsProcessor):
@@ -58,10 +46,12 @@ class FailsAt(LogitsProcessor):
         del self.lengths[row]
 
 
-def _outputs(config: dict[str, Any], depth: int, **objects: Any) -> dict[str, list[SequenceDelta]]:
+def _outputs(
+    small_config: dict[str, Any], depth: int, **objects: Any
+) -> dict[str, list[SequenceDelta]]:
     """The deltas of four requests, of which the first two fail on the way."""
     deltas: dict[str, list[SequenceDelta]] = {}
-    with Engine({**config, "executor": {"depth": depth}}, **objects) as engine:
+    with Engine({**small_config, "executor": {"depth": depth}}, **objects) as engine:
         names = {}
         for number, prompt in enumerate(PROMPTS):
             length = (13, 14, 99, 99)[number]
@@ -79,8 +69,8 @@ def _outputs(config: dict[str, Any], depth: int, **objects: Any) -> dict[str, li
     return deltas
 
 
-def test_a_row_that_fails_in_flight_ends_alone(config: dict[str, Any]) -> None:
-    at_one, at_two = (_outputs(config, depth, logits_processor=FailsAt()) for depth in DEPTHS)
+def test_a_row_that_fails_in_flight_ends_alone(small_config: dict[str, Any]) -> None:
+    at_one, at_two = (_outputs(small_config, depth, logits_processor=FailsAt()) for depth in DEPTHS)
     for name, ahead in at_two.items():
         tokens, expected = (
             [token for delta in deltas for token in delta.token_ids]
@@ -130,10 +120,10 @@ class AsksForNone(SpeculationPolicy):
         return [Choice(0, 0) for _ in rows]
 
 
-def test_a_drafter_is_shown_no_token_of_a_row_that_failed(config: dict[str, Any]) -> None:
+def test_a_drafter_is_shown_no_token_of_a_row_that_failed(small_config: dict[str, Any]) -> None:
     drafter = Following()
     deltas = _outputs(
-        {**config, "drafter": {"name": "following", "num_speculative_tokens": 3}},
+        {**small_config, "drafter": {"name": "following", "num_speculative_tokens": 3}},
         depth=2,
         logits_processor=FailsAt(),
         drafter=drafter,
@@ -143,17 +133,17 @@ def test_a_drafter_is_shown_no_token_of_a_row_that_failed(config: dict[str, Any]
     assert drafter.num_shown > 40 and drafter.wrong == [] and drafter.rows.keys() <= {2, 3}
 
 
-def test_cached_blocks_are_compared_behind_the_step_in_flight(config: dict[str, Any]) -> None:
+def test_cached_blocks_are_compared_behind_the_step_in_flight(small_config: dict[str, Any]) -> None:
     params = [SamplingParams(temperature=0.0, max_tokens=6, logprobs=1)] * len(PROMPTS)
-    expected = run_case(config, Case(1), PROMPTS, params)
+    expected = run_case(small_config, Case(1), PROMPTS, params)
     settings = {"executor": {"depth": 2}, "kv_cache": {"block_size": 4, "verify": True}}
     case = Case(3, arrivals=1, cached=True, settings=settings)
-    got = run_case(config, case, PROMPTS, params)
+    got = run_case(small_config, case, PROMPTS, params)
     assert differences(expected, got, tolerance=1e-5) == []
 
 
-def test_the_workers_thread_ends_with_the_engine(config: dict[str, Any]) -> None:
-    engine = Engine({**config, "executor": {"depth": 2}})
+def test_the_workers_thread_ends_with_the_engine(small_config: dict[str, Any]) -> None:
+    engine = Engine({**small_config, "executor": {"depth": 2}})
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "worker_0")
     engine.submit(PROMPTS[0], SamplingParams(max_tokens=9))
     engine.step()
@@ -172,13 +162,13 @@ def test_the_workers_thread_ends_with_the_engine(config: dict[str, Any]) -> None
     ],
 )
 def test_the_depth_is_the_configs_or_the_executors(
-    config: dict[str, Any], drafts: bool, wanted: Any, depth: int, why: str
+    small_config: dict[str, Any], drafts: bool, wanted: Any, depth: int, why: str
 ) -> None:
     objects: dict[str, Any] = {"drafter": GuessingDrafter({}, 1.0, 1)} if drafts else {}
     settings = {"executor": {"depth": wanted}}
     if drafts:
         settings["drafter"] = {"name": "GuessingDrafter", "num_speculative_tokens": 3}
-    prepared = prepare(Config.from_values({**config, **settings}), **objects)
+    prepared = prepare(Config.from_values({**small_config, **settings}), **objects)
     assert prepared.composition.depth == depth
     said = {decision.key: decision.why for decision in prepared.composition.decisions}
     assert why in said.get("executor.depth", "")

@@ -91,16 +91,19 @@ class ExecutorContract:
         executor.close()
         assert diaries() == [["started", "closed"]] * self.num_workers
 
+    @pytest.mark.parametrize("num_ahead", [1, 5])
     def test_steps_are_answered_in_order(
-        self, make: MakeExecutor, context: ExecutorContext
+        self, make: MakeExecutor, context: ExecutorContext, num_ahead: int
     ) -> None:
+        """One after the other, and given before those in front of them are answered."""
         executor = make(context)
         executor.start()
-        for step_id in range(5):
-            step = batch(step_id, num_rows=1 + step_id)
-            result = executor.execute(step).result(TIMEOUT_S)
-            assert result.step_id == step_id
-            assert result.token_ids.tolist() == expected(step)
+        for first in range(0, 5, num_ahead):
+            steps = [batch(first + i, num_rows=1 + first + i) for i in range(num_ahead)]
+            for step, answer in zip(steps, [executor.execute(step) for step in steps], strict=True):
+                result = answer.result(TIMEOUT_S)
+                assert result.step_id == step.step_id
+                assert result.token_ids.tolist() == expected(step)
         executor.close()
 
     def test_what_a_step_raises_is_the_futures(
@@ -132,16 +135,6 @@ class ExecutorContract:
                 for rank in range(self.num_workers)
             ]
             assert executor.call("memory", *arguments) == answers
-        executor.close()
-
-    def test_steps_given_ahead_are_answered_in_order(
-        self, make: MakeExecutor, context: ExecutorContext
-    ) -> None:
-        executor = make(context)
-        executor.start()
-        steps = [batch(step_id) for step_id in range(4)]
-        for step, answer in zip(steps, [executor.execute(step) for step in steps], strict=True):
-            assert answer.result(TIMEOUT_S).token_ids.tolist() == expected(step)
         executor.close()
 
     def test_workers_live_where_the_suite_is_told(

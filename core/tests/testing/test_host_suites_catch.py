@@ -325,7 +325,7 @@ def test_broken_executors(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         suite.test_workers_live_where_the_suite_is_told(LyingExecutor, made, tmp_path)
     with pytest.raises(AssertionError):
-        suite.test_steps_are_answered_in_order(LateExecutor, made)
+        suite.test_steps_are_answered_in_order(LateExecutor, made, 1)
     (tmp_path / "0").unlink()
     with pytest.raises(AssertionError):
         suite.test_every_worker_is_started_and_closed(LeavingExecutor, made, diaries)
