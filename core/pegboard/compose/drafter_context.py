@@ -96,6 +96,7 @@ def drafter_context(
     composition: Composition, models: DrafterModels, target: UnitParts, own: UnitParts | None
 ) -> WorkerDrafterContext:
     """The context of a composition's drafter."""
+    plan = None if own is None else composition.plan(own.name)
     return WorkerDrafterContext(
         composition.num_speculative_tokens,
         target.shape.vocab_size,
@@ -106,11 +107,11 @@ def drafter_context(
         target.device,
         composition.num_threads,
         target.shape,
-        None if own is None else composition.plan(own.name).facts,
+        None if plan is None else plan.facts,
         drafter=composition.parts["drafter"],
         models=models,
         target=target,
-        plan=None if own is None else composition.plan(own.name),
+        plan=plan,
         parts=own,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import isabstract
 from typing import Any
 
 from pegboard.config_values import shown
@@ -127,18 +128,16 @@ def _check_factory(thing: object, interface: str, origin: Origin) -> None:
     """Raises InterfaceNotSatisfied when it can make no object of the interface."""
     kind = CONTRACTS[interface].kind
     if isinstance(thing, type):
-        lacking = sorted(getattr(thing, "__abstractmethods__", ()))
-        if issubclass(thing, kind) and not lacking:
-            return
-        was = f"{interface} is the class {thing.__name__}" + without(thing, kind)
-    elif callable(thing):
-        return
+        makes_one = issubclass(thing, kind) and not isabstract(thing)
+        what = f"the class {thing.__name__}"
     else:
-        was = f"{interface} is an object of {type(thing).__name__}" + without(thing, kind)
+        makes_one, what = callable(thing), f"an object of {type(thing).__name__}"
+    if makes_one:
+        return
     named = f"{kind.__module__}.{kind.__name__}"
     raise origin.error(
         InterfaceNotSatisfied,
-        was,
+        f"{interface} is {what}" + without(thing, kind),
         allowed=f"an object of {named}, its class, or a function of its context that makes one",
     )
 

@@ -124,19 +124,16 @@ def to_wire(prepared: Prepared) -> bytes:
         raise ValueError("objects cannot be sent to another process")
     keys = {"server": {"api_keys", "admin_keys"}}
     config = prepared.config.model_dump(mode="json", exclude=keys)
-    return msgspec.json.encode(_Wire(config, prepared.composition, prepared.ledger))
+    return msgspec.json.encode((config, prepared.composition, prepared.ledger))
 
 
 def from_wire(data: bytes) -> Prepared:
     """The prepared engine of `to_wire`; nothing is decided anew."""
-    wire = msgspec.json.decode(data, type=_Wire)
-    return Prepared(Config.from_values(wire.config), wire.composition, wire.ledger)
+    config, composition, ledger = msgspec.json.decode(data, type=_Wire)
+    return Prepared(Config.from_values(config), composition, ledger)
 
 
-class _Wire(msgspec.Struct, frozen=True):
-    config: dict[str, Any]
-    composition: Composition
-    ledger: Ledger
+_Wire = tuple[dict[str, Any], Composition, Ledger]
 
 
 def _text_facts(config: Config, catalog: Catalog, facts: CheckpointFacts) -> CheckpointFacts:

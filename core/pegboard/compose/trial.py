@@ -24,16 +24,9 @@ LIMIT_S = 60.0
 """Seconds that a trial may take; torch and a compiled library load in ten seconds on a busy machine."""
 
 
-class TrialRequest(msgspec.Struct, frozen=True):
-    """The subject of a trial: one plugin with all that it provides, or the parts of a composition.
-
-    Attributes:
-        manifest: of the plugin.
-        prepared: what `to_wire` made.
-    """
-
-    manifest: Manifest | None = None
-    prepared: bytes | None = None
+Subject = Manifest | bytes
+"""The subject of a trial: a plugin with all that it provides, or the parts of a composition, in the form
+of `to_wire`."""
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):
@@ -97,18 +90,18 @@ _lines = msgspec.json.Decoder(Line)
 def try_plugin(manifest: Manifest, limit_s: float = LIMIT_S) -> Verdict:
     """Imports and registers a plugin, finds all that its manifest names, and makes each part that can be
     made without a checkpoint."""
-    return _try(TrialRequest(manifest=manifest), limit_s)
+    return _try(manifest, limit_s)
 
 
 def try_composition(prepared: Prepared, limit_s: float = LIMIT_S) -> Verdict:
     """Makes all parts of a composition, in the way of the start, and loads no weight."""
-    return _try(TrialRequest(prepared=to_wire(prepared)), limit_s)
+    return _try(to_wire(prepared), limit_s)
 
 
-def _try(request: TrialRequest, limit_s: float) -> Verdict:
+def _try(subject: Subject, limit_s: float) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="pegboard-") as name:
         folder = Path(name)
-        (folder / "request.json").write_bytes(msgspec.json.encode(request))
+        (folder / "subject.json").write_bytes(msgspec.json.encode(subject))
         with (folder / "stderr").open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", f"{__package__}.trial_process", name],

@@ -1,6 +1,6 @@
 """The process of a trial: `python -m pegboard.compose.trial_process FOLDER`.
 
-It reads what is tried from `request.json` of the folder, and leaves in `report` a line of JSON for each
+It reads the subject from `subject.json` of the folder, and leaves in `report` a line of JSON for each
 step that it begins in a plugin, and for each thing found.
 """
 
@@ -23,7 +23,7 @@ from pegboard.compose.host import build_engine
 from pegboard.compose.making import Maker
 from pegboard.compose.preparing import from_wire
 from pegboard.compose.sample_contexts import DTYPE, GROUP, kernel_context, sample_context
-from pegboard.compose.trial import MAX_FILE_BYTES, Began, Done, Finding, Line, Skipped, TrialRequest
+from pegboard.compose.trial import MAX_FILE_BYTES, Began, Done, Finding, Line, Skipped, Subject
 from pegboard.compose.worker import worker_parts
 from pegboard.errors import FactoryFailed, UserError, described
 from pegboard.interfaces.kernel import Kernel
@@ -71,17 +71,17 @@ class Report(logging.Handler):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Tries what the folder's request says; does not return, since a plugin's threads would hold it."""
+    """Tries the folder's subject; does not return, since a plugin's threads would hold it."""
     _limit_files()
     folder = Path(arguments[0])
-    request = msgspec.json.decode((folder / "request.json").read_bytes(), type=TrialRequest)
+    subject: Subject = msgspec.json.decode((folder / "subject.json").read_bytes(), type=Subject)
     report = Report(folder / "report")
-    if request.prepared is not None:
-        prepared = from_wire(request.prepared)
+    if isinstance(subject, bytes):
+        prepared = from_wire(subject)
         report.attempt(lambda: build_engine(prepared).close())
         report.attempt(lambda: worker_parts(prepared.composition, Maker(prepared.composition, {})))
-    if request.manifest is not None:
-        _try_plugin(request.manifest, report)
+    else:
+        _try_plugin(subject, report)
     report.write(Done())
     os._exit(0)
 

@@ -26,7 +26,6 @@ from pegboard.interfaces.kernel import (
     KernelContext,
     LinearKernel,
     RotaryKernel,
-    SampleKernel,
 )
 from pegboard.interfaces.logits_processor import ProcessorContext
 from pegboard.interfaces.quantizer import QuantizerContext
@@ -152,14 +151,12 @@ def worker_parts(
         max_num_seqs=composition.max_num_seqs,
         max_model_len=composition.max_model_len,
         num_threads=composition.torch_threads,
-        sample=cast(SampleKernel, made[target.name].kernels["sample"]),
         processors={
             part.name: maker.make(part, processing) for part in composition.logits_processors
         },
         drafter=drafter,
         drafter_models=models,
         taps=taps_of(drafter, part, composition),
-        verifies_trees=target.masks_trees,
     )
 
 

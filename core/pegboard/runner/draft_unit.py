@@ -1,6 +1,9 @@
-"""What a drafter uses of its worker: a model of its own, and the target's embedding and head."""
+"""A drafter's side of its worker: a model of its own, and the target's embedding and head."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -42,21 +45,28 @@ class DrafterModels:
         self._target = units.target.model
         self._rows = rows
         if self.unit is not None:
-            own = units.by_name[self.unit.parts.name]
-            self.groups = units.numbers(own)
-            self.unit.bind(own, rows, self.groups)
+            self.groups = self.unit.bind(units, rows)
 
-    def begin(self, rows: Int32, num_observed: Int64, propose: Int32) -> None:
-        """A step is observed: its rows, the tokens observed of each so far, and the nodes asked for."""
-        if self.unit is not None:
-            past = [self._slots.past(num_nodes) for num_nodes in propose.tolist()]
-            known = self._rows.num_known[rows] + past
-            self.unit.begin(rows, np.where(propose > 0, known, num_observed))
+    @contextmanager
+    def observing(self, rows: Int32, num_observed: Int64, propose: Int32) -> Iterator[None]:
+        """While a step is observed, its rows have slots. Then none has: their blocks may be another's
+        in the next step.
 
-    def end(self) -> None:
-        """The observation is over, and its slots are nobody's."""
-        if self.unit is not None:
-            self.unit.end()
+        Args:
+            rows: int32 [R], of the step.
+            num_observed: int64 [R], tokens observed of each so far.
+            propose: int32 [R], nodes asked for.
+        """
+        if self.unit is None:
+            yield
+            return
+        past = [self._slots.past(num_nodes) for num_nodes in propose.tolist()]
+        known = self._rows.num_known[rows] + past
+        self.unit.num_slots[rows] = np.where(propose > 0, known, num_observed)
+        try:
+            yield
+        finally:
+            self.unit.num_slots[:] = 0
 
     @property
     def target(self) -> Model:
@@ -75,30 +85,19 @@ class RunningDraftUnit(DraftUnit):
 
     Attributes:
         parts: what it is made of.
+        num_slots: int64 [max_num_seqs], slots of each row in the step that is observed.
     """
 
     def __init__(self, parts: UnitParts) -> None:
         self.parts = parts
         self._unit: ModelUnit | None = None
 
-    def bind(self, unit: ModelUnit, rows: Rows, groups: range) -> None:
-        """The worker has started.
-
-        Args:
-            unit: the loaded model.
-            rows: the worker's tables.
-            groups: the numbers of the unit's KV groups.
-        """
-        self._unit, self._rows, self._groups = unit, rows, groups
-        self._num_slots: Int64 = np.zeros(len(rows.num_known), np.int64)
-
-    def begin(self, rows: Int32, num_slots: Int64) -> None:
-        """A step is observed: its rows, and the slots that each has."""
-        self._num_slots[rows] = num_slots
-
-    def end(self) -> None:
-        """The observation is over: no row has slots. Their blocks may be another's in the next step."""
-        self._num_slots[:] = 0
+    def bind(self, units: Units, rows: Rows) -> range:
+        """The worker has started, with these units and tables. The numbers of the unit's KV groups."""
+        self._unit = units.by_name[self.parts.name]
+        self._rows, self._groups = rows, units.numbers(self._unit)
+        self.num_slots: Int64 = np.zeros(len(rows.num_known), np.int64)
+        return self._groups
 
     def forward(self, tokens: UnitTokens, hidden: torch.Tensor | None = None) -> torch.Tensor:
         unit = self._running()
@@ -126,7 +125,7 @@ class RunningDraftUnit(DraftUnit):
         if {int(tokens.offsets[0]), int(tokens.offsets[-1]) - len(tokens.token_ids)} != {0}:
             raise EngineError("a drafter's tokens: offsets and token ids disagree")
         ends = tokens.num_computed + counts
-        num_slots = np.where(tokens.rows < 0, 0, self._num_slots[tokens.rows])
+        num_slots = np.where(tokens.rows < 0, 0, self.num_slots[tokens.rows])
         wrong = (tokens.rows < 0) | (tokens.num_computed < 0) | (ends > num_slots)
         if wrong.any():
             at = int(np.argmax(wrong))

@@ -89,11 +89,8 @@ class GuardedDrafter:
             return
         seen = observe(batch, inputs, accepted, taps, self._rows, self._models.groups, known)
         observed = (inputs.num_computed + inputs.num_chunk + accepted.num_accepted)[known]
-        self._models.begin(seen.rows, observed, seen.propose)
-        try:
+        with self._models.observing(seen.rows, observed, seen.propose):
             self._call(self._propose, seen)
-        finally:
-            self._models.end()
 
     def take_failure(self) -> str:
         """For what the drafter was cut off since the last call; "": it was not."""

@@ -40,11 +40,6 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
 
 
-def num_bytes(kv: Sequence[LayerKV]) -> int:
-    """Bytes of all tensors."""
-    return sum(tensor.nbytes for layer in kv for tensor in layer.values())
-
-
 def block_checksums(
     kv: Sequence[LayerKV], layers: Sequence[int], blocks: Sequence[int]
 ) -> list[int]:

@@ -31,7 +31,8 @@ class UnitParts(LayerBuilder):
         groups: the unit's KV groups.
         num_blocks: of each group, block 0 included.
         layouts: for each group, the tensors of a block of one layer.
-        masks_trees: whether its attention has a mask for trees of drafts.
+        masks_trees: whether its attention has a mask for trees of drafts; without one, of each tree the
+            path of first children is verified.
     """
 
     name: str
@@ -158,4 +159,5 @@ class Units:
 
     def num_kv_bytes(self) -> int:
         """Bytes of all KV tensors."""
-        return sum(kv_tensors.num_bytes(unit.kv) for unit in self.by_name.values())
+        layers = (layer for unit in self.by_name.values() for layer in unit.kv)
+        return sum(tensor.nbytes for layer in layers for tensor in layer.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -27,25 +28,20 @@ class WorkerParts:
         max_num_seqs: rows.
         max_model_len: most tokens a row.
         num_threads: threads that torch may use on a CPU.
-        sample: the kernel that samples the target's tokens.
         processors: logits processors by name, in the order in which they act.
         drafter: guesses ahead.
         drafter_models: what the drafter uses of the worker.
         taps: hidden states that the drafter wants, all of them the target's.
-        verifies_trees: whether the target's attention has a mask for trees of drafts; without one, of
-            each tree the path of first children is verified.
     """
 
     units: tuple[UnitParts, ...]
     max_num_seqs: int
     max_model_len: int
     num_threads: int
-    sample: SampleKernel
     processors: Mapping[str, LogitsProcessor]
     drafter: Drafter
     drafter_models: DrafterModels
     taps: tuple[int, ...]
-    verifies_trees: bool
 
 
 class Loaded:
@@ -59,20 +55,20 @@ class Loaded:
         use_threads(parts.num_threads)
         self.num_threads = parts.num_threads
         self.units = Units([ModelUnit(unit) for unit in parts.units])
-        vocab_size = self.units.target.parts.shape.vocab_size
+        target = self.units.target
+        vocab_size = target.parts.shape.vocab_size
         self.rows = Rows(
             parts.max_num_seqs,
             parts.max_model_len,
             vocab_size,
             self.units.groups,
-            keeps_trees=parts.verifies_trees,
+            keeps_trees=target.parts.masks_trees,
         )
         parts.drafter_models.bind(self.units, self.rows)
         self.drafter = GuardedDrafter(parts.drafter, parts.drafter_models, parts.taps, self.rows)
         self.processors = ProcessorChain(parts.processors, self.rows, parts.max_num_seqs)
-        self.sampler = Sampler(
-            self.units.target.model, parts.sample, self.processors, self.rows, vocab_size
-        )
+        sample = cast(SampleKernel, target.parts.kernels["sample"])
+        self.sampler = Sampler(target.model, sample, self.processors, self.rows, vocab_size)
 
 
 def use_threads(num_threads: int) -> None:

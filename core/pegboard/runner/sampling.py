@@ -39,22 +39,15 @@ class Sampled:
     raw_index: Int64
 
 
+@dataclass(frozen=True, slots=True)
 class Sampler:
     """Samples after the tokens that a step's inputs name."""
 
-    def __init__(
-        self,
-        model: Model,
-        kernel: SampleKernel,
-        processors: ProcessorChain,
-        rows: Rows,
-        vocab_size: int,
-    ) -> None:
-        self._vocab_size = vocab_size
-        self._model = model
-        self._kernel = kernel
-        self._processors = processors
-        self._rows = rows
+    model: Model
+    kernel: SampleKernel
+    processors: ProcessorChain
+    rows: Rows
+    vocab_size: int
 
     def sample(self, hidden: torch.Tensor, inputs: StepInputs) -> Sampled:
         """hidden: [num_tokens, hidden_size], the step's final hidden states."""
@@ -65,16 +58,16 @@ class Sampler:
         if len(at):
             # Where all tokens are sampled after, as in a step of decodes, there is nothing to pick.
             picked = hidden if len(at) == len(hidden) else hidden[torch.from_numpy(at).to(device)]
-            logits = self._model.logits(picked)
-        wants = self._rows.num_logprobs[inputs.rows[inputs.logit_owner]] >= 0
+            logits = self.model.logits(picked)
+        wants = self.rows.num_logprobs[inputs.rows[inputs.logit_owner]] >= 0
         raw = logits[:0]
         if wants.any():
             raw = logits[torch.from_numpy(np.flatnonzero(wants)).to(device)]
-        processed = self._processors.apply(logits, inputs)
+        processed = self.processors.apply(logits, inputs)
         tokens = np.zeros(0, dtype=np.int64)
         if len(at):
             _refuse_impossible(logits, inputs, processed)
-            tokens = self._kernel.sample(logits, self._parameters(inputs, device)).cpu().numpy()
+            tokens = self.kernel.sample(logits, self._parameters(inputs, device)).cpu().numpy()
         return Sampled(
             token_ids=tokens,
             usable=processed.usable,
@@ -87,7 +80,7 @@ class Sampler:
         """Logprobs of the committed tokens, for rows that asked; None when none did."""
         if not len(sampled.raw_logits):
             return None
-        num_top = self._rows.num_logprobs[inputs.rows]
+        num_top = self.rows.num_logprobs[inputs.rows]
         counts = np.where(num_top >= 0, accepted.num_committed, 0)
         if not counts.any():
             return None
@@ -107,27 +100,27 @@ class Sampler:
 
         The token at position p + 1 is predicted from the logits at p.
         """
-        if (self._rows.num_prompt_logprobs[inputs.rows] < 0).all():
+        if (self.rows.num_prompt_logprobs[inputs.rows] < 0).all():
             return None
         rows = inputs.rows[inputs.owner]
-        num_top = self._rows.num_prompt_logprobs[rows]
+        num_top = self.rows.num_prompt_logprobs[rows]
         following = inputs.num_computed[inputs.owner] + inputs.local + 1
         wanted = (num_top >= 0) & (inputs.local < inputs.num_chunk[inputs.owner])
-        wanted &= following < self._rows.num_prompt[rows]
+        wanted &= following < self.rows.num_prompt[rows]
         at = np.flatnonzero(wanted)
         if not len(at):
             return None
         places_of = torch.from_numpy(at)
         return logprobs_of(
-            lambda places: self._model.logits(hidden[places_of[places].to(hidden.device)]),
-            self._rows.token_ids[rows[at], following[at]].astype(np.int64),
+            lambda places: self.model.logits(hidden[places_of[places].to(hidden.device)]),
+            self.rows.token_ids[rows[at], following[at]].astype(np.int64),
             np.bincount(inputs.owner[at], minlength=len(inputs.rows)),
             int(num_top[at].max()),
-            self._vocab_size,
+            self.vocab_size,
         )
 
     def _parameters(self, inputs: StepInputs, device: torch.device) -> SampleRows:
-        table = self._rows
+        table = self.rows
         rows = inputs.rows[inputs.logit_owner]
         positions = inputs.positions[inputs.logit_tokens] + 1
 

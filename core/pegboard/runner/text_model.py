@@ -67,9 +67,7 @@ def text_batch(parts: UnitParts, num_tokens: int) -> AttentionBatch:
         query_starts=torch.tensor([0, num_tokens]),
         num_computed=torch.tensor([0]),
         block_tables=tuple(
-            torch.arange(1, 1 + math.ceil(num_tokens / group.block_size), dtype=torch.int32)[
-                None
-            ].to(device)
-            for group in parts.groups
+            torch.arange(1, 1 + num_blocks, dtype=torch.int32, device=device)[None]
+            for num_blocks in (math.ceil(num_tokens / group.block_size) for group in parts.groups)
         ),
     )

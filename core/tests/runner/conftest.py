@@ -124,7 +124,7 @@ def worker_parts(
         layouts=tuple(layout(group) for group in groups),
         dtype=DTYPE,
         device="cpu",
-        masks_trees=True,
+        masks_trees=verifies_trees,
         max_positions=100,
         on_tensor=lambda name: None,
     )
@@ -133,12 +133,10 @@ def worker_parts(
         max_num_seqs=NUM_ROWS,
         max_model_len=100,
         num_threads=1,
-        sample=kernels["sample"],
         processors=builtin if processors is None else processors,
         drafter=drafter or NoDrafter(DrafterContext(8, VOCAB, NUM_ROWS, 100)),
         drafter_models=DrafterModels(DraftSlots()),
         taps=() if drafter is None else tuple(drafter.taps),
-        verifies_trees=verifies_trees,
     )
 
 
