@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from pegboard.bench.charts import (
@@ -52,16 +52,21 @@ class Figure:
     svg: Markup | None = None
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """The page of a result of `report.result`."""
+def template(name: str) -> Template:
+    """A page's template of `bench` or `eval`, which share parts."""
     environment = Environment(
-        loader=PackageLoader("pegboard.bench", "."),
+        loader=ChoiceLoader([PackageLoader(f"pegboard.{of}", ".") for of in ("bench", "eval")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html.jinja").render(
+    return environment.get_template(name)
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The page of a result of `report.result`."""
+    return template("page.html.jinja").render(
         found=found,
         load=load(found),
         requests=requests(found),
@@ -89,13 +94,8 @@ def _tiles(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     for latency in ("ttft", "itl", "e2el"):
         value = found[f"median_{latency}_ms"]
         if value is not None:
-            tiles.append(
-                (
-                    f"p50 {NAMES[latency]}",
-                    f"{value:,.3g}" if value < 100 else f"{value:,.0f}",
-                    "ms",
-                )
-            )
+            text = f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
+            tiles.append((f"p50 {NAMES[latency]}", text, "ms"))
     tiles.append(("failed", str(found["failed"]), f"of {found['num_prompts']}"))
     return tiles
 
@@ -146,9 +146,8 @@ def _throughput_figure(found: Mapping[str, Any]) -> Figure:
     if not any(rates):
         return Figure("throughput", title, "No token came.")
     mean = found["output_throughput"]
-    chart = Chart(
-        title, time_axis(found["duration"]), linear_axis("output tokens/s", max(*rates, mean))
-    )
+    y = linear_axis("output tokens/s", max(*rates, mean))
+    chart = Chart(title, time_axis(found["duration"]), y)
     steps = [
         point
         for index, rate in enumerate(rates)
@@ -198,9 +197,8 @@ def _kv_figure(found: Mapping[str, Any]) -> Figure:
     if not points:
         return Figure("kv-use", title, _NO_METRICS)
     most = max(usage for _, usage in points)
-    chart = Chart(
-        title, time_axis(found["duration"]), linear_axis("used KV blocks, %", most * 1.05)
-    )
+    y = linear_axis("used KV blocks, %", most * 1.05)
+    chart = Chart(title, time_axis(found["duration"]), y)
     chart.area([(0.0, points[0][1]), *points, (found["duration"], points[-1][1])], "c4")
     chart.level(most, "c2")
     legend = [("c4", f"{len(points)} looks at the server"), ("c2 dashed", f"most: {most:.3g} %")]

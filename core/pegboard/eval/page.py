@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from pegboard.bench.charts import WIDTH, Axis, Chart, linear_axis
-from pegboard.bench.page import Figure
+from pegboard.bench.page import Figure, template
 from pegboard.eval.report import Result
 from pegboard.eval.summary import difference_rows, lead, side_rows
 
@@ -18,17 +17,8 @@ _TICKS = WIDTH // 40
 
 def page(result: Result) -> str:
     """The page."""
-    environment = Environment(
-        loader=ChoiceLoader(
-            [PackageLoader("pegboard.eval", "."), PackageLoader("pegboard.bench", ".")]
-        ),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     figures = [] if result.quality.divergence is None else [_layer_figure(result)]
-    return environment.get_template("eval_page.html.jinja").render(
+    return template("eval_page.html.jinja").render(
         result=result,
         lead=lead(result.text, result.quality.num_tokens),
         sides=list(side_rows(result)),

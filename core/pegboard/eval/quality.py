@@ -63,7 +63,7 @@ def score(model: LoadedModel, windows: Iterable[Window]) -> Quality:
     for window in windows:
         logits, _ = model.forward(window.token_ids)
         for rows, targets in _scored(window, logits):
-            losses.append(_losses(_log_probabilities(rows), targets))
+            losses.append(_losses(rows.log_softmax(-1), targets))
     joined = _joined(losses)
     return Quality(num_tokens=len(joined), perplexity_a=_perplexity(joined))
 
@@ -98,7 +98,7 @@ class _Tokens:
 
     def add(self, rows_a: torch.Tensor, rows_b: torch.Tensor, targets: torch.Tensor) -> None:
         """float32 logits [num_tokens, vocab_size] of both; targets int64 [num_tokens]."""
-        log_a, log_b = _log_probabilities(rows_a), _log_probabilities(rows_b)
+        log_a, log_b = rows_a.log_softmax(-1), rows_b.log_softmax(-1)
         # Rounding may leave a sum of nearly nothing below 0.
         divergence = (log_b.exp() * (log_b - log_a)).sum(-1).clamp(min=0)
         found = (
@@ -160,10 +160,6 @@ def _scored(window: Window, logits: torch.Tensor) -> Iterable[tuple[torch.Tensor
     targets = torch.tensor(window.token_ids[window.first_scored :], device=logits.device)
     for first in range(0, len(targets), _ROWS):
         yield rows[first : first + _ROWS], targets[first : first + _ROWS]
-
-
-def _log_probabilities(rows: torch.Tensor) -> torch.Tensor:
-    return rows.log_softmax(-1)
 
 
 def _losses(log_probabilities: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

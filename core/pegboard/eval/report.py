@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -69,14 +69,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises ConfigError for a limit that no result could keep or pass."""
-        for flag, value, high in (
-            ("--max-kl", self.max_kl, float("inf")),
-            ("--max-perplexity-ratio", self.max_perplexity_ratio, float("inf")),
-            ("--min-top1", self.min_top1, 1.0),
-        ):
+        for flag, value in self.flags().items():
+            high = 1.0 if flag == "--min-top1" else float("inf")
             if value is not None and not 0 <= value <= high:
                 allowed = "0 to 1" if high == 1.0 else "a number, 0 or more"
                 raise ConfigError(flag, f"{value:g}", allowed=allowed)
+
+    def flags(self) -> dict[str, float | None]:
+        """The limits by the flags that set them."""
+        values = msgspec.structs.asdict(self).items()
+        return {"--" + name.replace("_", "-"): value for name, value in values}
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,17 +157,12 @@ def passed(limits: Limits, quality: Quality) -> Iterator[str]:
     found = quality.divergence
     if found is None:
         return
-    within: list[tuple[str, float, str, float | None, Callable[[float, float], bool]]] = [
-        ("KL divergence", found.kl_mean, "--max-kl", limits.max_kl, float.__le__),
-        (
-            "perplexity ratio",
-            found.perplexity_ratio,
-            "--max-perplexity-ratio",
-            limits.max_perplexity_ratio,
-            float.__le__,
-        ),
-        ("top-1 agreement", found.top1_agreement, "--min-top1", limits.min_top1, float.__ge__),
-    ]
-    for name, value, flag, limit, keeps in within:
+    within = {
+        "--max-kl": ("KL divergence", found.kl_mean, float.__le__),
+        "--max-perplexity-ratio": ("perplexity ratio", found.perplexity_ratio, float.__le__),
+        "--min-top1": ("top-1 agreement", found.top1_agreement, float.__ge__),
+    }
+    for flag, limit in limits.flags().items():
+        name, value, keeps = within[flag]
         if limit is not None and not keeps(value, limit):
             yield f"{name} {value:.6g} passes {flag} {limit:g}"
