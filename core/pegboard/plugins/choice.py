@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -178,7 +178,7 @@ class Chooser(Findings):
 
     def lacking(self, provided: Part, *, all_chosen: bool = False) -> list[str]:
         """Features that it needs, and that the parts chosen so far do not have."""
-        return _of_all([self._lacking(one, all_chosen) for one in self.met(provided)])
+        return _of_all([[*self._lacking(one, all_chosen)] for one in self.met(provided)])
 
     def named(self, wanted: Wanted) -> Part | None:
         """The provider of a name; None when there is none, the reasons being in `refusals`."""
@@ -288,41 +288,33 @@ class Chooser(Findings):
             *self._model_misfits(requires),
         ]
 
-    def _lacking(self, requires: Requires, all_chosen: bool) -> list[str]:
-        reasons = []
+    def _lacking(self, requires: Requires, all_chosen: bool) -> Iterator[str]:
         for feature in requires.features:
             interface, _, name = feature.partition(".")
             provider = self.chosen.get(interface)
             if provider is None and all_chosen:
-                reasons.append(f"needs {feature}, which nothing here has")
+                yield f"needs {feature}, which nothing here has"
             elif provider is not None and name not in provider.entry.promises:
-                reasons.append(f"needs {feature}, which {provider.name!r} does not have")
-        return reasons
+                yield f"needs {feature}, which {provider.name!r} does not have"
 
-    def _device_misfits(self, requires: Requires) -> list[str]:
+    def _device_misfits(self, requires: Requires) -> Iterator[str]:
         device = self.device
-        reasons = []
         if requires.devices and device.kind not in requires.devices:
-            reasons.append(f"runs on {' or '.join(requires.devices)}, not on {device.kind}")
+            yield f"runs on {' or '.join(requires.devices)}, not on {device.kind}"
         lacking = [name for name in requires.device_features if name not in device.features]
         if lacking:
-            reasons.append(f"needs a device with {', '.join(lacking)}")
+            yield f"needs a device with {', '.join(lacking)}"
         if requires.capability and _version(device.capability) < _version(requires.capability):
-            reasons.append(
-                f"needs compute capability {requires.capability}, not {device.capability or 'none'}"
-            )
-        return reasons
+            has = device.capability or "none"
+            yield f"needs compute capability {requires.capability}, not {has}"
 
-    def _model_misfits(self, requires: Requires) -> list[str]:
-        reasons = []
+    def _model_misfits(self, requires: Requires) -> Iterator[str]:
         if requires.dtypes and self.dtype not in requires.dtypes:
-            reasons.append(f"runs in {', '.join(requires.dtypes)}, not in {self.dtype}")
-        if requires.head_sizes:
-            odd = sorted(self.head_sizes - set(requires.head_sizes))
-            if odd:
-                allowed = ", ".join(map(str, requires.head_sizes))
-                reasons.append(f"has no heads of {', '.join(map(str, odd))}; allowed: {allowed}")
-        return reasons
+            yield f"runs in {', '.join(requires.dtypes)}, not in {self.dtype}"
+        odd = sorted(self.head_sizes - set(requires.head_sizes)) if requires.head_sizes else []
+        if odd:
+            allowed = ", ".join(map(str, requires.head_sizes))
+            yield f"has no heads of {', '.join(map(str, odd))}; allowed: {allowed}"
 
 
 def _of_all(alternatives: Sequence[list[str]]) -> list[str]:
