@@ -1,4 +1,4 @@
-"""What a config may say, and what is said when it is wrong."""
+"""Configs that are right, and the messages of those that are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever stands in a checkpoint's files: it is used, or refused by a UserError, soon and in little
+"""Any checkpoint's files are used, or refused by a UserError, soon and in little
 memory."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ends a text: every id that the checkpoint names, and stop texts that are one token."""
+"""The ends of a text: every id that the checkpoint names, and stop texts that are one token."""
 
 from __future__ import annotations
 

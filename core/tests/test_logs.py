@@ -1,4 +1,4 @@
-"""What the server's log may hold."""
+"""Nothing in a log acts on a terminal."""
 
 from __future__ import annotations
 

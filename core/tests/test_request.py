@@ -1,4 +1,4 @@
-"""What a request may ask for: the first field that is mistyped or out of range is named."""
+"""The first field of a request that is mistyped or out of range is named."""
 
 from __future__ import annotations
 

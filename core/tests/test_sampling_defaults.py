@@ -1,4 +1,4 @@
-"""What a checkpoint's generation config fills, and what is said of the rest."""
+"""The fields that a checkpoint's generation config fills, and notes on the rest."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def to_neighbours(medians: dict[int, float]) -> dict[int, float]:
 
 
 def summary(result: dict[str, Any], medians: dict[int, float], data: Path) -> str:
-    """What the README says of a result."""
+    """The README's table of a result."""
     ratios = to_neighbours(medians)
     lowest = sorted(ratios, key=ratios.__getitem__)[:NUM_SHOWN]
     rows = []

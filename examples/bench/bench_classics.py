@@ -1,4 +1,4 @@
-"""What paging and continuous batching are worth, by the classical design on this very engine.
+"""The worth of paging and continuous batching, by the classical design on this very engine.
 
 Memory: requests of mixed lengths wait in a queue that never runs dry, and the pool is the same. How
 much of the KV that is held or reserved has a token in it, and how many sequences run at once: with the

@@ -1,4 +1,4 @@
-"""What weights in fewer bits cost: SmolLM2-135M quantized by each method, held against its float weights.
+"""The cost of fewer bits: SmolLM2-135M quantized by each method, held against its float weights.
 
 Each scheme is made by `pegboard quantize` in a folder of its own, and measured by `pegboard eval` on one
 text, in the same windows. What is finished is kept in the work folder: a run that was broken off goes on
@@ -127,7 +127,7 @@ def main() -> None:
 
 
 def _measure(name: str, scheme: Scheme, options: argparse.Namespace) -> dict[str, Any]:
-    """What a scheme's evaluation says, made where it is not there yet."""
+    """A scheme's evaluation, made where it is not there yet."""
     numbers = options.work / f"{name}-{options.tokens}.json"
     if not numbers.exists():
         model = scheme.model or str(options.model)

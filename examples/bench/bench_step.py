@@ -48,7 +48,7 @@ class Clocks:
         self._last = time.perf_counter(), time.process_time()
 
     def lap(self, part: str) -> None:
-        """What has passed since the last call was this part's."""
+        """The time since the last call was this part's."""
         now = time.perf_counter(), time.process_time()
         wall, processor = (1e6 * (b - a) for a, b in zip(self._last, now, strict=True))
         self.laps.setdefault(part, []).append((wall, processor))

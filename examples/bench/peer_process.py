@@ -49,7 +49,7 @@ class PeerProcess:
         self.about = self._answer()
 
     def ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
-        """What it answers to one line."""
+        """Its answer to one line."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(what) + "\n")
         self._process.stdin.flush()

@@ -1,4 +1,4 @@
-"""What the prefix cache itself costs: beside a step of a long prompt, and by the blocks it holds."""
+"""The prefix cache's own cost: beside a step of a long prompt, and by the blocks it holds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pegboard.interfaces.prefix_cache import Prefix, PrefixCache
 BLOCK_SIZE = 16
 VOCAB_SIZE = 49152
 CALLS = ("match", "begin", "use", "publish")
-"""Where the engine asks and tells the cache, its own checks of what the cache says included."""
+"""The engine's calls of the cache, its own checks of the answers included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ TINY = Sizes(histories=(32, 64), new=(4, 16, 40), num_answer=2, rounds=1)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a request took: seconds to its first token, cached tokens; and its answer."""
+    """A request's seconds to its first token, its cached tokens, and its answer."""
 
     ttft_s: float
     num_cached: int

@@ -1,4 +1,4 @@
-"""Where a decoding step's time goes with the kernels of pegboard-cpu: in the library, in the worker's
+"""A decoding step's time with the kernels of pegboard-cpu: in the library, in the worker's
 Python around it, and in the host's.
 
 Wall time of the calls into each operation, means over the steps; what is left of `Runner.execute` is

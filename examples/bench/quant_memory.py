@@ -1,4 +1,4 @@
-"""Where the memory of an engine with packed weights goes, in a process of its own.
+"""The memory of an engine with packed weights, by its parts, in a process of its own.
 
 Prints a line of JSON. Sizes are bytes in memory as the operating system counts them, beyond those of a
 process that has imported torch.
@@ -33,14 +33,14 @@ STAGES = {
     "load_tokenizer": "tokenizer",
     "start_engine": "worker",
 }
-"""What makes an engine, in this order, to what a reader calls it."""
+"""The functions that make an engine, in this order, to a reader's name for each."""
 
 WORK = {"a short prompt": (128, 64), "a prompt of 2048 tokens": (2048, 8)}
 """Prompt and generated tokens, one after the other. The second fills a step, as no other work does."""
 
 
 def memory_of(model: str | Path, threads: int) -> dict[str, Any]:
-    """What `main` prints of a model, by a new process."""
+    """The numbers that `main` prints of a model, by a new process."""
     command = [sys.executable, str(Path(__file__)), str(model), "--threads", str(threads)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     memory: dict[str, Any] = json.loads(output.splitlines()[-1])

@@ -12,7 +12,7 @@ from report import markdown
 from rounds import peaks, rates, ratios, sizes
 
 WEIGHTS = {"4 bit": "model-q4_1.gguf", "8 bit": "model-q8_0.gguf"}
-"""What a reader calls the weights, to the file that `prepare_model.py` writes."""
+"""A reader's name for the weights, to the file that `prepare_model.py` writes."""
 
 FLOAT = "pegboard float32"
 NAMES = {"xllamacpp": "llama.cpp", "openvino": "OpenVINO", FLOAT: "our float32"}
@@ -22,7 +22,7 @@ ABOUT = {
         "OpenVINO runs with its defaults, which round inputs and keep KV in 8 bits, and float32 precision."
     ),
 }
-"""What else a reader should know of a peer."""
+"""Remarks on peers."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def ratio_table(result: dict[str, Any]) -> str:
 
 
 def memory_table(result: dict[str, Any]) -> str:
-    """What an engine takes beyond torch, and what of it is neither weights nor KV; the start."""
+    """An engine's memory beyond torch, the part that is neither weights nor KV, and the start."""
     head = ["weights", "work", "beyond `import torch`, MB", "packed weights", "touched KV"]
     head += ["the rest", "peak of the load to its end", "ready beyond `import torch`, s"]
     rows = []
@@ -112,7 +112,7 @@ def memory_table(result: dict[str, Any]) -> str:
 
 
 def rest_table(result: dict[str, Any]) -> str:
-    """Where the memory that is neither torch's, nor weights, nor KV comes from."""
+    """The sources of memory that is neither torch's, nor weights, nor KV."""
     stages = list(next(iter(result["memory"].values()))["added"])
     rows = [
         [bits, *(f"{memory['added'][stage] / 1e6:+.1f}" for stage in stages)]

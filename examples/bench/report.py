@@ -1,4 +1,4 @@
-"""What the benchmarks share: where a run took place, and its table in a page."""
+"""Reports of benchmarks: the machine of a run, and its table in a page."""
 
 from __future__ import annotations
 

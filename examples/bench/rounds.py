@@ -22,7 +22,7 @@ CASES = ("1x128x64", "8x128x64", "32x128x64")
 PARTS = ("total", "decode", "prefill")
 
 Run = dict[str, Any]
-"""What a peer answered to a case: seconds of each part, and the like."""
+"""A peer's answer to a case: seconds of each part, and the like."""
 
 Runs = dict[str, dict[str, list[Run]]]
 """Case to name to one run a round."""
@@ -96,7 +96,7 @@ def take_turns(peers: Sequence[PeerProcess], options: argparse.Namespace) -> Run
 
 
 def machine_limits() -> dict[str, Any]:
-    """What `peers/machine.py` measures of this machine."""
+    """The limits of this machine, as `peers/machine.py` measures them."""
     output = subprocess.run(
         [sys.executable, str(PEERS / "machine.py")], check=True, capture_output=True, text=True
     ).stdout

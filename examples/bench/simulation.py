@@ -132,14 +132,14 @@ class Finished(Observer):
 
 
 def max_tokens(request: TraceRequest) -> int:
-    """What a client that knows its answers roughly asks for: the next power of two."""
+    """The `max_tokens` of a client that knows its answers roughly: the next power of two."""
     return 1 << len(request.answer).bit_length()
 
 
 def simulate(
     trace: Sequence[TraceRequest], config: dict[str, Any], cost: StepCost
 ) -> list[SequenceFinished]:
-    """What became of each request of the trace, in its order; times count from its beginning.
+    """The outcome of each request of the trace, in its order; times count from its beginning.
 
     Args:
         trace: requests in order of arrival.

@@ -37,7 +37,7 @@ THIN = {
     "num_attention_heads": 1,
     "num_key_value_heads": 1,
 }
-"""What Pegboard gets instead: nothing is computed, and KV for a thousand sequences has to be planned."""
+"""Pegboard's model instead: nothing is computed, and KV for a thousand sequences has to be planned."""
 
 
 def write_thin_model(folder: Path) -> Path:

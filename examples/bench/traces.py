@@ -40,7 +40,7 @@ MAX_DEPTH = 5
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a trace is drawn for.
+    """The load that a trace is drawn for.
 
     Attributes:
         num_requests: in all.

@@ -162,7 +162,7 @@ def _toml(value: Any) -> str:
 
 
 def _attributes(kind: type) -> dict[str, str]:
-    """What a class's docstring says of each attribute, in one line."""
+    """Each attribute's text in a class's docstring, in one line."""
     lines = _class_doc(kind).partition("\nAttributes:\n")[2].splitlines()
     told: dict[str, str] = {}
     for line in lines:

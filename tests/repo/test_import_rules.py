@@ -1,4 +1,4 @@
-"""Who may import whom: the table as data, walked over syntax trees, TYPE_CHECKING included."""
+"""The import table as data, held against syntax trees, TYPE_CHECKING included."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLUGIN_ROOTS = sorted(
 
 
 class Torch(Enum):
-    """Where a package may import torch."""
+    """The places in which a package may import torch."""
 
     NEVER = "never"
     ANNOTATIONS = "under TYPE_CHECKING"
@@ -33,7 +33,7 @@ class Torch(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """What a package may import, beside itself.
+    """The modules that a package may import, beside itself.
 
     Attributes:
         ours: prefixes of our modules; `pegboard` alone means its public names.

@@ -1,4 +1,4 @@
-"""What answers in a second does not load torch, and what every start imports is light."""
+"""Commands that answer in a second do not load torch, and every start imports little."""
 
 from __future__ import annotations
 

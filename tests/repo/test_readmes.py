@@ -1,4 +1,4 @@
-"""What READMEs and CONTRIBUTING show runs as it stands there."""
+"""The commands and code in READMEs and CONTRIBUTING run as they stand there."""
 
 from __future__ import annotations
 

@@ -67,12 +67,12 @@ class Served:
 
     @property
     def left_behind(self) -> list[Path]:
-        """What lies where its processes put their temporary files."""
+        """The temporary files of its processes."""
         return list(self._folder.glob("pegboard-*"))
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL on which it listens."""
         found = re.search(r"listening on (\S+)", self.log)
         assert found, self.log
         return found[1]
@@ -182,7 +182,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 
 @pytest.fixture
 def the_engine_stays(served: Served, http: httpx.Client) -> Iterator[None]:
-    """Whatever the test did to the module's `served`, the same processes serve on."""
+    """The same processes serve on after each test of the module's `served`."""
     yield
     assert psutil.Process(served.engine_pid).ppid() == served.process.pid
     assert http.get("/health").status_code == 200

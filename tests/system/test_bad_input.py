@@ -1,4 +1,4 @@
-"""What a person can get wrong outside HTTP: one line that says what, status 2, soon, and nothing left
+"""A person's mistakes outside HTTP: one line that names the mistake, status 2, soon, and nothing left
 running or on the disk."""
 
 from __future__ import annotations

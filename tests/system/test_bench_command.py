@@ -47,7 +47,7 @@ def finish(process: subprocess.Popen[str], status: int = 0) -> str:
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 90) -> Any:
-    """What the condition gives once it gives something."""
+    """The condition's value, once it is not empty."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline

@@ -146,7 +146,7 @@ def exhaustive(requests: Sequence[Blocks], num_blocks: int) -> int:
     }
 
     def remaining(cached: frozenset[int], held: set[int], num_evicted: int) -> list[frozenset[int]]:
-        """What can be left: beginnings outlive what follows them."""
+        """The blocks that can be left: beginnings outlive what follows them."""
         left = [cached - set(gone) for gone in combinations(cached - held, num_evicted)]
         return [kept for kept in left if all(parents.get(one, one) in kept for one in kept)]
 

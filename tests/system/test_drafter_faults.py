@@ -82,7 +82,7 @@ def alone(small_config: dict[str, Any]) -> Traces:
 
 @pytest.fixture(scope="module")
 def outputs(alone: Traces) -> dict[tuple[tuple[int, ...], int], tuple[int, ...]]:
-    """What each sequence becomes, for drafters."""
+    """Each sequence's output, for drafters."""
     return {(PROMPTS[number], index): trace.tokens for (number, index), trace in alone.items()}
 
 

@@ -1,4 +1,4 @@
-"""What `examples/` shows works: the plugin as its author would publish it, and each pipeline."""
+"""The examples work: the plugin as its author would publish it, and each pipeline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OURS = sorted(path.parent for path in ROOT.glob("*plugins/*/pyproject.toml"))
 
 
 def run(*command: str | Path, cwd: Path, path: Path | None = None) -> str:
-    """What the command says; `path` is searched for packages first."""
+    """The command's output; `path` is searched for packages first."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
     if path is not None:

@@ -76,7 +76,7 @@ PACKAGES = {
     "pegboard_schedulers": ("priority", "prefix_aware", "fair", "reserve", "shortest"),
     "pegboard_baselines": ("static", "contiguous"),
 }
-"""What comes with which plugin."""
+"""Settings that come with a plugin."""
 GUESSES: dict[str, Guesses | None] = {
     "none": None,
     "right chains": Guesses(1.0),
@@ -163,7 +163,7 @@ def params() -> list[SamplingParams]:
 
 
 def fields() -> list[dict[str, Any]]:
-    """What else requests say: of three classes and tenants, under two salts, not all of them reading
+    """Further fields of requests: three classes and tenants, two salts, not all of them reading
     what is cached, or leaving it."""
     modes = ("on", "read_only", "on", "on", "off")
     return [
@@ -237,7 +237,7 @@ def scheduler_of(model: Path, case: Case) -> Scheduler:
 def run(
     family: str, model: Path, case: Case, num_prompts: int | None = None, **objects: Any
 ) -> Traces:
-    """What the first prompts become in the case's way; without a number, all of them."""
+    """The outputs of the first prompts in the case's way; without a number, of all."""
     known = alone(family, model, num_prompts)
     is_changed = case.chunk is not None or case.interruptions is not None
     if is_changed and case.disorder is None:

@@ -15,7 +15,7 @@ from pegboard.testing.tiny import write_tiny_model
 
 
 def _resident_mib() -> float:
-    """What is in use: the C library is asked to return what it only keeps for later."""
+    """The memory in use: the C library is asked to return what it only keeps for later."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return psutil.Process().memory_info().rss / 2**20

@@ -76,7 +76,7 @@ def served(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @dataclass
 class Sums:
-    """What clients saw.
+    """The answers that clients got.
 
     Attributes:
         statuses: HTTP status to answers.

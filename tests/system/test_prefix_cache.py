@@ -1,4 +1,4 @@
-"""What clients and operators see of the prefix cache: a served process, KV kept between requests."""
+"""The prefix cache as clients and operators see it: a served process, KV kept between requests."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def numbers_in(value: Any) -> list[float]:
     return [float(value)] if isinstance(value, (int, float)) else []
 
 
-# Who shares what
+# Sharing between requests
 
 
 def test_salts_keep_requests_apart(http: httpx.Client, prompt: list[int]) -> None:
@@ -244,7 +244,7 @@ def test_a_reset_needs_an_admins_key(with_keys: dict[str, httpx.Client], prompt:
     assert cached(post(alice, prompt=prompt)) == 0
 
 
-# What a request wants
+# A request's own wish
 
 
 def test_off_neither_uses_nor_leaves(http: httpx.Client, prompt: list[int]) -> None:

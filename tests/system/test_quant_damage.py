@@ -1,4 +1,4 @@
-"""Whatever is damaged in a quantized checkpoint, of every tool and layout, is refused in a line that names
+"""Damage in a quantized checkpoint, of every tool and layout, is refused in a line that names
 it. GGUF files, which are one stream of bytes, are damaged in the tests of their plugin."""
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_tensors_of_other_types(damaged: Damaged) -> None:
 
 
 def _of_other_types(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """What was saved by value as another kind of number, or by its bits."""
+    """A tensor saved by value as another kind of number, or by its bits."""
     yield tensor.float().to(torch.int32 if tensor.is_floating_point() else torch.float32)
     yield tensor.float().to(torch.int64 if tensor.dtype != torch.int64 else torch.int32)
     if tensor.element_size() == 1:

@@ -50,7 +50,7 @@ CHECKPOINTS: dict[str, tuple[str, str, dict[str, str]]] = {
         {"mode": "packed", **INT8},
     ),
 }
-"""What the weights are in, formats among the words, to a checkpoint, the quantizer that reads it, and its
+"""A description of weights, formats among its words, to a checkpoint, the quantizer that reads it, and its
 options."""
 
 FORMAT = re.compile(r"(?:uint4|int8|float8)(?::\w+)?")

@@ -1,4 +1,4 @@
-"""What the 8-bit plugins read of other tools' checkpoints, run by transformers with inputs rounded in
+"""The weights that 8-bit plugins read of other tools' checkpoints, run by transformers, inputs rounded in
 the tools' own arithmetic, gives the tools' own logits: weights, scales of inputs and of KV are right."""
 
 from __future__ import annotations

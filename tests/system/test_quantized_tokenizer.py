@@ -1,4 +1,4 @@
-"""What `pegboard quantize` writes of a GGUF file's tokenizer, against transformers on the folder."""
+"""The tokenizer that `pegboard quantize` writes of a GGUF file, against transformers on the folder."""
 
 from __future__ import annotations
 

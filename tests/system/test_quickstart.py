@@ -1,4 +1,4 @@
-"""What `make serve` starts: the embedded default, on the kernels of pegboard-cpu."""
+"""`make serve` starts the embedded default, on the kernels of pegboard-cpu."""
 
 from __future__ import annotations
 

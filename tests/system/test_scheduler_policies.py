@@ -41,7 +41,7 @@ class Asked:
 
 @dataclass
 class Ran(Observer):
-    """What became of requests.
+    """The outcome of requests.
 
     Attributes:
         tokens: of each sequence, by request and index.

@@ -1,4 +1,4 @@
-"""What a checkpoint says of texts, on a served model: defaults, ends, and the form of contents."""
+"""A checkpoint's rules for texts, on a served model: defaults, ends, and the form of contents."""
 
 from __future__ import annotations
 

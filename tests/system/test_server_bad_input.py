@@ -1,4 +1,4 @@
-"""Whatever a client sends, the answer is never a 5xx, and the engine's process stays the same."""
+"""No input of a client is answered by a 5xx, and the engine's process stays the same."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 def test_a_request_that_can_be_read_in_two_ways_is_refused(
     sent: bytes, complaint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What follows it on the connection is no request."""
+    """The bytes after it on the connection are no request."""
 
     async def answer(url: httpx.URL, *pieces: bytes) -> bytes:
         reader, writer = await asyncio.open_connection(url.host, url.port)

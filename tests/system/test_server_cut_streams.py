@@ -41,7 +41,7 @@ def served(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 class Watch:
-    """What clients that have left must not hold."""
+    """Resources that clients that have left must not hold."""
 
     METRICS = (
         "pegboard_num_requests_running",
@@ -67,7 +67,7 @@ class Watch:
         return found | {f"file descriptors of the {k}": n for k, n in zip(kinds, fds, strict=True)}
 
     def above(self, since: float) -> dict[str, tuple[float, float]]:
-        """What is more than it was: now, and then. The engine's numbers count when they were made
+        """The numbers that have grown: now, and then. The engine's count when they were made
         after a time of the monotonic clock."""
         allowed = time.monotonic() - since
         age = self._served.gauge("pegboard_engine_metrics_age_seconds", self._http)

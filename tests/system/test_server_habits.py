@@ -1,4 +1,4 @@
-"""What clients are used to from other servers, and is honoured here as there."""
+"""Habits of clients of other servers are honoured here as there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client sends is bounded by settings, and a refusal names the one that was passed."""
+"""Settings bound all that a client sends, and a refusal names the one that was passed."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from pegboard.testing.tiny import write_tiny_model
 
 LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-"""What `str.splitlines` splits at."""
+"""The characters that `str.splitlines` splits at."""
 
 
 @pytest.fixture(scope="module")

@@ -157,7 +157,7 @@ def test_a_client_that_does_not_read_costs_bounded_memory(long_running: Any) -> 
         wait_until(lambda: num_aborted() > aborted_before, 60)
         wait_until(lambda: num_running() == 0, 20)
         assert server.memory_info().rss - before < 20e6
-        # What was sent before is there, and then the reason; nothing that looks like an end.
+        # The tokens sent before are there, and then the reason; nothing that looks like an end.
         connection.settimeout(20)
         tail = b""
         while b"[DONE]" not in tail:

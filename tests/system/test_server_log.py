@@ -1,4 +1,4 @@
-"""What the log says of requests: a line for each, and under load one every ten seconds, held against what
+"""The log has a line for each request, and under load one every ten seconds, held against what
 the clients count."""
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def logging_server(serve: Any, small: Path) -> Any:
 
 
 def lines_of(served: Any, **body: Any) -> list[str]:
-    """What the log has gained once a request has been answered."""
+    """The new lines of the log once a request has been answered."""
     before = served.log
     answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
     # The next request's answer is written after the first one's line.

@@ -96,7 +96,7 @@ def test_ten_times_as_many_as_may_be_stop_nobody(served: Any, sockets: ExitStack
 
 def test_those_idle_longest_go_first(served: Any, sockets: ExitStack) -> None:
     first = [connect(served, sockets) for _ in range(MOST)]
-    # What was used lately is not idle long.
+    # A connection that was used lately is not idle long.
     used = first[MOST // 2 :: 2]
     for connection in used:
         connection.sendall(GET)

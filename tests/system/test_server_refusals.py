@@ -1,4 +1,4 @@
-"""What cannot be honoured is refused in milliseconds, and the engine never hears of it."""
+"""Requests that cannot be honoured are refused in milliseconds, and the engine never hears of them."""
 
 from __future__ import annotations
 

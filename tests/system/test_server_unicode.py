@@ -14,7 +14,7 @@ import tokenizers
 from pegboard.testing.tiny import TokenizerKind, write_tiny_model
 
 QUICK = ("byte_level", "byte_fallback")
-"""Where a character may be cut; each kind is a server of its own."""
+"""Tokenizers that may cut a character; each kind is a server of its own."""
 
 KINDS = [
     kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow)
@@ -49,7 +49,7 @@ NUM_TOGETHER = 2
 def served(
     request: pytest.FixtureRequest, serve: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, tokenizers.Tokenizer]:
-    """Where a model with a kind of tokenizer is served, and the tokenizer."""
+    """The URL of a model with a kind of tokenizer, and the tokenizer."""
     folder = tmp_path_factory.mktemp(request.param)
     write_tiny_model(folder, tokenizer=request.param, num_hidden_layers=1)
     library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -67,7 +67,7 @@ def clocks(**seconds: int) -> Iterator[str]:
 
 
 def wait_for(url: str, status: str, timeout_s: float = 40.0) -> dict[str, Any]:
-    """What `/ready` and `/health` say once it is this, both the same."""
+    """The answer of `/ready` and `/health` once it is this, both the same."""
     deadline = time.monotonic() + timeout_s
     while True:
         ready, health = httpx.get(f"{url}/ready"), httpx.get(f"{url}/health")

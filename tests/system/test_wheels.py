@@ -1,4 +1,4 @@
-"""What is published is whole: a fresh environment with nothing but two wheels serves from an empty
+"""Published wheels are whole: a fresh environment with nothing but two of them serves from an empty
 folder."""
 
 from __future__ import annotations

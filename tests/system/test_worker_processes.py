@@ -96,7 +96,7 @@ def worker_of(served: Any) -> psutil.Process:
 
 
 def told(served: Any, status: str, timeout_s: float = TOLD_S) -> str:
-    """What `/ready` and `/health` give as the reason once both answer 503 with this status."""
+    """The reason that `/ready` and `/health` give once both answer 503 with this status."""
     deadline = time.monotonic() + timeout_s
     while True:
         answers = [httpx.get(f"{served.url}/{path}") for path in ("ready", "health")]

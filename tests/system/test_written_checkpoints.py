@@ -1,4 +1,4 @@
-"""What `pegboard quantize` writes, as compressed-tensors and transformers read it."""
+"""The checkpoints that `pegboard quantize` writes, as compressed-tensors and transformers read them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(model: Path, out: Path, recipe: str) -> Path:
-    """What a recipe makes of the model."""
+    """The checkpoint that a recipe makes of the model."""
     file = out.with_suffix(".yaml")
     file.write_text(recipe)
     read = read_recipe(file)

@@ -1,4 +1,4 @@
-"""What plugin authors import in their tests: a contract suite for each interface, tiny models, a
+"""Imports for the tests of plugin authors: a contract suite for each interface, tiny models, a
 parity audit and an invariance matrix.
 
 A contract suite is a class with a fixture to override:

@@ -1,4 +1,4 @@
-"""What is read back of encoded keys and values, by tables of all that a code can stand for."""
+"""Encoded keys and values as they are read back, by tables of all that a code can stand for."""
 
 from __future__ import annotations
 

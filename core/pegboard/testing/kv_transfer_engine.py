@@ -162,7 +162,7 @@ class ServedKV:
 
 
 def _places(group: int) -> range:
-    """Where a group's layers are among those of all groups."""
+    """The places of a group's layers among those of all groups."""
     return range(group * LAYERS_A_GROUP, (group + 1) * LAYERS_A_GROUP)
 
 

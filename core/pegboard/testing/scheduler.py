@@ -140,7 +140,7 @@ class Simulation:
         return plan
 
     def commit(self, plan: dict[int, int]) -> None:
-        """What a step computed is in place; who has all that it may get is gone."""
+        """Takes over a step's tokens; a sequence that has all that it may get is gone."""
         for seq in [seq for seq in self.running if seq.seq_id in plan]:
             seq.num_computed += plan[seq.seq_id]
             seq.num_in_flight -= plan[seq.seq_id]

@@ -1,4 +1,4 @@
-"""What is measured of a server whose delays are known, over HTTP."""
+"""Measurements of a server whose delays are known, over HTTP."""
 
 from __future__ import annotations
 

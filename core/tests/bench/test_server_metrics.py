@@ -1,4 +1,4 @@
-"""What is read out of `/metrics`: ours, vLLM's, or none."""
+"""Numbers read out of `/metrics`: ours, vLLM's, or none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pegboard.bench.server_metrics import MetricsWatch, Watched
 
 
 def watched(texts: Sequence[str | None]) -> Watched:
-    """What a watch makes of these answers, a look each; None: there is no `/metrics`."""
+    """A watch's summary of these answers, a look each; None: there is no `/metrics`."""
     answers = iter(texts)
 
     def answer(request: httpx.Request) -> httpx.Response:

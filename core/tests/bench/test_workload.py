@@ -1,4 +1,4 @@
-"""What a load is made of: lengths, arrivals, prompts, and the flags that say so."""
+"""The parts of a load: lengths, arrivals, prompts, and the flags that say so."""
 
 from __future__ import annotations
 

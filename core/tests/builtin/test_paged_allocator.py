@@ -185,7 +185,7 @@ class PagedMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def fail_half_way(self, data: st.DataObject) -> None:
-        """Whatever happens in a transaction that fails, tables and blocks are as before."""
+        """After a transaction that fails, tables and blocks are as before."""
         with pytest.raises(InterruptedError), self.pool.transaction():
             self.pool.grow(-1, MAX_CHUNK)
             for owner in sorted(self.lengths):

@@ -1,4 +1,4 @@
-"""What requests can ask of sampling, through the public engine, against the formula written out in numpy.
+"""Sampling parameters, through the public engine, against the formula written out in numpy.
 
 The logits are those of transformers on the same weights, teacher-forced over what the engine generated.
 """
@@ -56,7 +56,7 @@ class Reference:
     def next_logits(
         self, prompt: Sequence[int], output: Sequence[int], params: SamplingParams
     ) -> Logits:
-        """What is sampled from after an output."""
+        """The distribution that is sampled from after an output."""
         logits = self.logits((*prompt, *output))[-1].astype(np.float32)
         return processed(logits, prompt, output, params)
 

@@ -1,4 +1,4 @@
-"""What plugins' commands are given: models, tokenizers and compositions by reference."""
+"""The services of plugins' commands: models, tokenizers and compositions by reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command prints of a mistake."""
+"""The line that a command prints of a mistake."""
 
 from __future__ import annotations
 

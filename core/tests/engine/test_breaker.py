@@ -1,4 +1,4 @@
-"""What a breaker lets through, and when."""
+"""The calls that a breaker lets through, and when."""
 
 from __future__ import annotations
 

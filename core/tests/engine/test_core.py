@@ -1,4 +1,4 @@
-"""What a caller of the engine sees."""
+"""The engine as its caller sees it."""
 
 from __future__ import annotations
 

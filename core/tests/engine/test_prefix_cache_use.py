@@ -1,4 +1,4 @@
-"""What the engine asks of a prefix cache, for whom and when."""
+"""The engine's calls of a prefix cache, for which sequences and when."""
 
 from __future__ import annotations
 

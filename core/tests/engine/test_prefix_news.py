@@ -1,4 +1,4 @@
-"""What observers hear of the prefix cache's names, and what a reset forgets."""
+"""News of the prefix cache's names for observers, and resets."""
 
 from __future__ import annotations
 

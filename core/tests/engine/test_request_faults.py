@@ -1,4 +1,4 @@
-"""What goes wrong with one request, whatever it is, ends that request alone."""
+"""A fault with one request ends that request alone."""
 
 from __future__ import annotations
 

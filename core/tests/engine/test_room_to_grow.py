@@ -1,4 +1,4 @@
-"""Who runs has room to grow: nobody is admitted only to be preempted a few steps later."""
+"""Running sequences have room to grow: none is admitted only to be preempted a few steps later."""
 
 from __future__ import annotations
 

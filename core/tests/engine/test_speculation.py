@@ -85,7 +85,7 @@ class Shuffled(Scheduler):
 
 
 def _plain(batch: StepBatch) -> dict[str, Any]:
-    """What a batch computes beside drafts."""
+    """The plain part of a batch, without drafts."""
     return {
         "released": [release.row for release in batch.released],
         "admitted": [admission.row for admission in batch.admitted],

@@ -1,4 +1,4 @@
-"""What a scheduler may ask of a step, and what the step answers."""
+"""The step's answers to all that a scheduler may ask."""
 
 from __future__ import annotations
 

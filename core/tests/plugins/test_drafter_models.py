@@ -1,4 +1,4 @@
-"""What a drafter's model is planned as, and what is refused before a weight is read."""
+"""The plan of a drafter's model, and refusals before a weight is read."""
 
 from __future__ import annotations
 

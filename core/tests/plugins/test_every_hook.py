@@ -1,4 +1,4 @@
-"""What a plugin returns from each hook is what the engine gets by interface and name."""
+"""The engine gets by interface and name what a plugin returns from each hook."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NEEDED = {
     "describe": '":describe"',
     "architectures": '["MineForCausalLM"]',
 }
-"""What a manifest entry of some interfaces must say, in TOML."""
+"""The keys that a manifest entry of some interfaces must have, in TOML."""
 
 
 def write_plugin(folder: Path, interface: str, hook: str) -> Path:

@@ -1,4 +1,4 @@
-"""What needs a feature of another part is chosen where that has it, and refused where it is named."""
+"""A part that needs a feature of another is chosen where that has it, and refused where it is named."""
 
 from __future__ import annotations
 

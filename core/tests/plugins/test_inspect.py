@@ -1,4 +1,4 @@
-"""What is read of checkpoint and model before anything is resolved."""
+"""The facts read of checkpoint and model before anything is resolved."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ Loaded = dict[str, dict[str, Any]]
 
 
 def load(folder: Path, names: Iterable[str]) -> Loaded:
-    """What `pegboard plugins --load` says of some of `BROKEN`, and of one that is not."""
+    """The answer of `pegboard plugins --load` on some of `BROKEN`, and on one that is not."""
     files = [write(folder, "good", GOOD)]
     for name in names:
         code, _, *manifest = BROKEN[name]

@@ -1,4 +1,4 @@
-"""What a quantizer's open options come to stand for: the best for which a kernel is made, else the last."""
+"""A quantizer's open options are settled as the best for which a kernel is made, else the last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot run is refused before anything starts, and the refusal names what is at fault."""
+"""A config that cannot run is refused before anything starts, and the refusal names what is at fault."""
 
 from __future__ import annotations
 

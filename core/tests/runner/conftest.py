@@ -142,7 +142,7 @@ def worker_parts(
 
 @dataclass
 class HostRow:
-    """What the host knows of a row."""
+    """The host's side of a row."""
 
     tokens: list[int]
     num_prompt: int

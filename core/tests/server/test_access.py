@@ -1,4 +1,4 @@
-"""Who is let in: by key, and, where there are none, by what a browser says of the page that asks."""
+"""Access by key, and, where there are none, by what a browser says of the page that asks."""
 
 from __future__ import annotations
 

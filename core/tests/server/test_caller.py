@@ -1,4 +1,4 @@
-"""What a client writes never poses as another API key's."""
+"""A client's words never pose as another API key's."""
 
 from __future__ import annotations
 

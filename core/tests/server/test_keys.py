@@ -1,4 +1,4 @@
-"""Where keys come from."""
+"""The sources of keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused has a line in the log: one, short, and nothing in it acts on a terminal."""
+"""A refusal has a line in the log: one, short, and nothing in it acts on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a starting server says."""
+"""The lines of a starting server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits between the engine and a reader: all of it, in order, in bounded memory."""
+"""Deltas between the engine and a reader: all of them, in order, in bounded memory."""
 
 from __future__ import annotations
 

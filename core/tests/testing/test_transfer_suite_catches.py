@@ -46,7 +46,7 @@ class Kept:
 
 @dataclass
 class Store:
-    """What the engines of one test share."""
+    """The state that the engines of one test share."""
 
     lease_s: float
     kept: dict[str, Kept] = field(default_factory=dict)

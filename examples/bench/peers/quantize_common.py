@@ -1,4 +1,4 @@
-"""What the scripts that quantize with other tools share: their arguments, and the calibration texts."""
+"""Arguments and calibration texts of the scripts that quantize with other tools."""
 import argparse
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What sets this scheduler apart."""
+"""The order in which this scheduler lets requests run."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def _config(model: Path, allocator: str, scheduler: str, **values: Any) -> Confi
 
 
 def _tokens(config: Config) -> list[tuple[int, ...]]:
-    """What seven prompts of mixed lengths become, greedy and sampled in turn."""
+    """The outputs of seven prompts of mixed lengths, greedy and sampled in turn."""
     with Engine(config) as engine:
         requests = [
             engine.submit(

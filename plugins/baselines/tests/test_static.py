@@ -12,7 +12,7 @@ def _simulation(rows: int, budget: int = 64, num_blocks: int = 64) -> Simulation
 
 
 def _run(simulation: Simulation) -> list[list[int]]:
-    """Who computes in each step."""
+    """The sequences that compute in each step."""
     scheduler = StaticBatch(simulation.context)
     simulation.finish(scheduler, max_steps=200)
     return [sorted(plan) for plan in simulation.plans]

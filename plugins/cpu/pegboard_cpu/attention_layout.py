@@ -1,4 +1,4 @@
-"""What a block of the native attention backend holds. Does not import torch: the planner calls it."""
+"""The tensors of a block of the native attention backend. Torch-free: the planner calls it."""
 
 from __future__ import annotations
 

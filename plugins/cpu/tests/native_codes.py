@@ -23,7 +23,7 @@ LINE = 64
 
 @dataclass(frozen=True)
 class CodesKind:
-    """What a packed weight is made of, beside its shape."""
+    """The parts of a packed weight, beside its shape."""
 
     bits: int
     whole_inputs: bool

@@ -22,7 +22,7 @@ PATH = (0, 2, 4, 6)
 
 @dataclass(frozen=True)
 class Kind:
-    """What attention is over."""
+    """The inputs of attention."""
 
     shape: AttentionShape
     encoding: str = "none"

@@ -45,7 +45,7 @@ class Environment:
         run(*pip, "install", "--no-deps", *what, environment=environment)
 
     def pegboard(self, *arguments: str, after: str = "pass") -> Any:
-        """What a command says with --json; `after` is run in its process."""
+        """The output of a command with --json; `after` is run in its process."""
         code = f"import sys\nfrom pegboard.cli import main\ntry: main()\nfinally: {after}"
         return json.loads(run(self.python, "-c", code, *arguments, "--json", cwd=self.site))
 

@@ -59,7 +59,7 @@ def equal(random: np.random.Generator, size: int) -> Logits:
 
 
 def masked(random: np.random.Generator, size: int) -> Logits:
-    """What a grammar leaves: a few ids."""
+    """The few ids that a grammar leaves."""
     logits = np.full(size, -np.inf, dtype=np.float32)
     ids = random.integers(0, size, 20)
     logits[ids] = random.standard_normal(20)

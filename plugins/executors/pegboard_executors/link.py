@@ -46,11 +46,11 @@ class Link:
             raise
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether who connects with a public key may; the authenticator asks."""
+        """Whether the owner of a public key may connect; the authenticator asks."""
         return key == self._workers_key
 
     def connection(self, rank: int, parent: int | None) -> Connection:
-        """What a worker's process has to know."""
+        """The addresses and keys by which a worker's process connects."""
         return Connection(
             requests=self._requests[rank][1],
             answers=self._answers_address,

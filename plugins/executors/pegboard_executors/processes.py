@@ -180,7 +180,7 @@ def _result(answers: list[Any]) -> StepResult:
 
 
 def _gathered(answers: list[Future[Any]], make: Callable[[list[Any]], T]) -> Future[T]:
-    """What is made of all answers; the first exception, where there is one."""
+    """The future of a function of all answers; of the first exception, where there is one."""
     made: Future[T] = Future()
     left = threading.Semaphore(len(answers) - 1)
 

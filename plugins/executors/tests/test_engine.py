@@ -39,7 +39,7 @@ def _config(model: Path, executor: Any = "processes", **values: Any) -> Config:
 
 
 def _tokens(engine: Engine) -> Tokens:
-    """What five prompts become, of which some begin alike; greedy and sampled in turn."""
+    """The outputs of five prompts, of which some begin alike; greedy and sampled in turn."""
     requests = [
         engine.submit(
             [i % 50 + 1 for i in range(2 + 4 * number)],

@@ -1,4 +1,4 @@
-"""What the cache costs, by the number of blocks that it knows: for benchmarks and tests."""
+"""The costs of the cache by the number of blocks that it knows, for benchmarks and tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found under which tokens: keys, collisions, blocks that compete for a name, windows."""
+"""Names of blocks: keys, collisions, blocks that compete for a name, windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the policies have in common: running sequences go on, KV that lacks is taken from others,
+"""The policies' common steps: running sequences go on, KV that lacks is taken from others,
 waiting ones are admitted in an order."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a config may say under `scheduler.options`."""
+"""The options of the schedulers, as a config gives them under `scheduler.options`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the queue tells of service: tokens that came since the last look, and who has left."""
+"""Service, read off the queue: tokens that came since the last look, and sequences that left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each policy promises about waiting, in simulations of many requests."""
+"""Each policy keeps its promise about waiting, in simulations of many requests."""
 
 from __future__ import annotations
 

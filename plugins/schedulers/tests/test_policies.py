@@ -1,4 +1,4 @@
-"""What sets `fair`, `shortest`, `reserve` and `prefix_aware` apart."""
+"""The policies of `fair`, `shortest`, `reserve` and `prefix_aware`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What planning needs to know of AWQ checkpoints. Torch-free."""
+"""Formats, parameters and sizes of AWQ checkpoints, for planning. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What AWQ makes is a checkpoint that its quantizer reads; its searches never make things worse."""
+"""AWQ writes a checkpoint that its quantizer reads; its searches never make things worse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be right is refused in a line before a request is taken."""
+"""A checkpoint that cannot be right is refused in a line before a request is taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Pegboard's quantizers share, quantizers that round while they load, and one of many layouts."""
+"""Code that Pegboard's quantizers share, quantizers that round while they load, and one of many layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calibrators share."""
+"""Functions that calibrators share."""
 
 from __future__ import annotations
 

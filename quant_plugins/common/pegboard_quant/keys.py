@@ -1,4 +1,4 @@
-"""What a quantization config may say: one rule for all formats. Torch-free.
+"""The keys that a quantization config may have: one rule for all formats. Torch-free.
 
 A key is refused where it can change what the tensors mean, has a value that is not neutral, and is not
 acted on. Which can is a table: `declared_keys.toml`, what the tools' config classes declare, and

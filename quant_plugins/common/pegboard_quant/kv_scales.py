@@ -1,4 +1,4 @@
-"""Where checkpoints keep static scales of keys and values. Torch-free.
+"""Static scales of keys and values, wherever checkpoints keep them. Torch-free.
 
 Tools have put them under the attention itself (`self_attn.k_scale`), under its projections
 (`self_attn.k_proj.output_scale`, `self_attn.k_proj.k_scale`), and, older still, in one tensor for both

@@ -1,4 +1,4 @@
-"""What planning needs to know of compressed-tensors checkpoints whose groups have each a layout of
+"""Formats, parameters and sizes of compressed-tensors checkpoints whose groups have each a layout of
 their own (`format: mixed-precision`). Torch-free."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What weights take that are rounded while they load. Torch-free."""
+"""Formats, parameters and sizes of weights that are rounded while they load. Torch-free."""
 
 from __future__ import annotations
 

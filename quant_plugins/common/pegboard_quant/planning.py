@@ -1,4 +1,4 @@
-"""What plans of quantized checkpoints share. Torch-free."""
+"""Functions that plans of quantized checkpoints share. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of `pegboard quantize` leaves behind when it is broken off, to be gone on with."""
+"""The progress of a run of `pegboard quantize`, kept so that one that was broken off can go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What quantizers share that read checkpoints."""
+"""The base of quantizers that read checkpoints."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def group_parameters(
     else:
         spread = groups.amax(-1).clamp(min=0) - groups.amin(-1).clamp(max=0)
     scales = (spread / most).to(scale_dtype)
-    # What is too small for the stored type would be a division by zero.
+    # A scale too small for the stored type would be a division by zero.
     scales = torch.where(scales.float() > 0, scales, torch.ones_like(scales))
     if zeros == "middle":
         return scales, torch.full_like(spread, 2 ** (bits - 1))

@@ -1,4 +1,4 @@
-"""What schemes of quantized weights share."""
+"""Base classes of schemes of quantized weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tensors cannot hold."""
+"""Tensors are searched for numbers that are none."""
 
 from __future__ import annotations
 

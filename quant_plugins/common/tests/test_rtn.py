@@ -1,4 +1,4 @@
-"""What rounding to nearest writes. Its reader is another package's: `tests/system` reads it."""
+"""Rounding to nearest writes a checkpoint. Its reader is another package's: `tests/system` reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What planning needs to know of float8 weights, without torch."""
+"""Formats, parameters and sizes of float8 weights, for planning. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a config says of its layers where float8 is the whole method. Torch-free."""
+"""The rules of a config whose whole method is float8, by layer. Torch-free."""
 
 from __future__ import annotations
 

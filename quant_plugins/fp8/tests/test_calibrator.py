@@ -1,4 +1,4 @@
-"""What the float8 calibrator makes is a checkpoint that its quantizer reads."""
+"""The float8 calibrator writes a checkpoint that its quantizer reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is slow to convert, converted once and kept in files.
+"""A cache of weights that are slow to convert, in files.
 
 Entries lie in one folder, `$PEGBOARD_CACHE/gguf`. Each is written to a temporary file and moved into
 place, so that any number of processes may share the folder. A full disk, a folder that cannot be

@@ -1,4 +1,4 @@
-"""What planning needs to know of GGUF's weights, without torch."""
+"""Formats, parameters and sizes of GGUF's weights, for planning. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pegboard.interfaces.quantizer import StoredParameter, WeightSpec
 from pegboard_gguf.forms import PACKED_FORMS
 from pegboard_gguf.options import GGUFOptions
 
-# What `gguf.quants.dequantize` reads, beside plain elements.
+# The types that `gguf.quants.dequantize` reads, beside plain elements.
 BLOCK_FORMATS = frozenset(
     {
         *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),

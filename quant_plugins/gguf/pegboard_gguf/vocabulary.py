@@ -43,7 +43,7 @@ _END_TEXTS = """
     <|file_sep|>
 """.split()  # noqa: SIM905 - a list of them would be a page
 """Control tokens that end a text to llama.cpp, whatever ids the file names: many files name but one."""
-# What a SentencePiece file means where it names no id.
+# Defaults of a SentencePiece file that names no id.
 _LLAMA_DEFAULT_IDS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
 
 

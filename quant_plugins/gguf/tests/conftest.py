@@ -39,7 +39,7 @@ TINY_LLAMA: dict[str, Any] = {
 
 Q4_K, Q5_K, Q6_K = (GGMLQuantizationType[name] for name in ("Q4_K", "Q5_K", "Q6_K"))
 
-# Where `d` and `dmin` lie in a block, and values that make weights of a usual size.
+# Offsets of `d` and `dmin` in a block, and values that make weights of a usual size.
 _BLOCK_SCALES = {
     Q4_K: {0: 5e-4, 2: 3.7e-3},
     Q5_K: {0: 2.5e-4, 2: 3.9e-3},
@@ -91,7 +91,7 @@ class BlockModel:
 
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the cache keeps its files in this test."""
+    """The folder of the cache in this test."""
     monkeypatch.setenv("PEGBOARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("PEGBOARD_CACHE_SIZE", raising=False)
     return tmp_path / "cache" / "gguf"

@@ -1,4 +1,4 @@
-"""What is kept is found again, never trusted blindly, and bounded."""
+"""Entries of the cache are found again, never trusted blindly, and bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever stands in a GGUF file: it is used, or refused by a UserError, soon and in little memory,
+"""Any GGUF file is used, or refused by a UserError, soon and in little memory,
 and at the second start as at the first."""
 
 from __future__ import annotations

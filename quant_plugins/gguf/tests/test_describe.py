@@ -60,7 +60,7 @@ def test_each_family_is_described_as_what_it_is(write_model: Any, family: str) -
     assert facts.quantization is None
     known = {key: value for key, value in config.items() if key in facts.config}
     assert {key: facts.config[key] for key in known} == known
-    # What a config may leave out, and what only a tokenizer says.
+    # Keys that a config may leave out, and those that only a tokenizer has.
     assert set(config) - set(known) <= {
         "use_sliding_window",
         "attention_bias",

@@ -1,4 +1,4 @@
-"""What is known of a file's weights before they are read: formats, what options stand for, notes."""
+"""The plan of a file's weights before they are read: formats, settled options, notes."""
 
 from __future__ import annotations
 

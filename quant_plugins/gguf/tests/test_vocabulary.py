@@ -80,7 +80,7 @@ def _byte_level(splits: Sequence[Any], ignore_merges: bool = False) -> Tokenizer
 
 
 def _metadata(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:
-    """What llama.cpp's converter writes of a byte-level tokenizer."""
+    """A byte-level tokenizer as llama.cpp's converter writes it."""
     import json
 
     model = json.loads(tokenizer.to_str())["model"]

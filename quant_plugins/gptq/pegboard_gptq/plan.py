@@ -1,4 +1,4 @@
-"""What planning needs to know of weights in integer codes. Torch-free."""
+"""Formats, parameters and sizes of weights in integer codes, for planning. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GPTQ makes is a checkpoint that its quantizer reads, and the codes are those of the paper."""
+"""GPTQ writes a checkpoint that its quantizer reads, and the codes are those of the paper."""
 
 from __future__ import annotations
 

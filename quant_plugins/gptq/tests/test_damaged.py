@@ -1,4 +1,4 @@
-"""What cannot be right is refused in a line before a request is taken, or mended where one can tell."""
+"""A checkpoint that cannot be right is refused in a line before a request, or mended where one can tell."""
 
 from __future__ import annotations
 

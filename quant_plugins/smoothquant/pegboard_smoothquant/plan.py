@@ -1,4 +1,4 @@
-"""What planning needs to know of int8 weights, without torch."""
+"""Formats, parameters and sizes of int8 weights, for planning. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SmoothQuant makes is a checkpoint that its quantizer reads; outliers move into weights."""
+"""SmoothQuant writes a checkpoint that its quantizer reads; outliers move into weights."""
 
 from __future__ import annotations
 

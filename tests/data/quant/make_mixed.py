@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def write_expected() -> None:
-    """What the folder means, loaded again by transformers."""
+    """The folder's weights, loaded again by transformers."""
     model = AutoModelForCausalLM.from_pretrained(FOLDER)
     ids = torch.randint(3, 256, (NUM_TOKENS,), generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
