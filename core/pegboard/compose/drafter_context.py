@@ -29,9 +29,9 @@ class WorkerDrafterContext(DrafterContext):
 
     Attributes:
         drafter: whose.
-        models: what it will use once weights are loaded.
-        target: what the target's unit is made of.
-        plan, parts: its own model, and what that is made of; None: it has none.
+        models: its side of the worker, once weights are loaded.
+        target: the parts of the target's unit.
+        plan, parts: its own model, and the parts of its unit; None: it has none.
     """
 
     drafter: Part

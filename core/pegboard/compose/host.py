@@ -35,7 +35,7 @@ WORKERS_PARTS = ("attention", "drafter", "kernel", "logits_processor", "quantize
 
 @dataclass(frozen=True)
 class Starting:
-    """Who is told how an engine's start goes on.
+    """The listeners to an engine's start.
 
     Attributes:
         on_engine: told of the engine before any worker is started; its `health` can be asked from then

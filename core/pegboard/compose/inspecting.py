@@ -37,7 +37,7 @@ class DrafterInspector:
     weights: Sequence[str]
 
     def __call__(self, part: Part) -> InspectedDrafter:
-        """What the drafter of this part says, or the reasons against it.
+        """The drafter's needs, or the reasons against them.
 
         Raises:
             PluginError: a plugin is missing, or its function is at fault.

@@ -145,7 +145,7 @@ def _why_not(part: Part) -> str:
 
 
 def _misses(part: Part, requires: Requires) -> str:
-    """What the part needs and is not here, where there is a CPU and no checkpoint; "": nothing."""
+    """The needs of a part that are not met here, where there is a CPU and no checkpoint; "": none."""
     (cpu, *_) = probe()
     reasons = absences(part.origin, requires)
     lacking = set(requires.device_features) - cpu.features

@@ -84,7 +84,7 @@ class RunningDraftUnit(DraftUnit):
     """A unit over the rows of the worker, within the slots that were set aside for it.
 
     Attributes:
-        parts: what it is made of.
+        parts: its parts.
         num_slots: int64 [max_num_seqs], slots of each row in the step that is observed.
     """
 

@@ -1,4 +1,4 @@
-"""What a step brought, as a drafter sees it, and what it may answer."""
+"""A step as a drafter sees it, and the check of its answer."""
 
 from __future__ import annotations
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.errors import EngineError
-from pegboard.step import Bool, Drafts, Float32, Int32
-
-Element = TypeVar("Element", bound=np.generic)
+from pegboard.step import Bool, Drafts, Float32, Int32, Numbers
 
 ROOT = -1
 """Parent of a node that follows the last known token."""
@@ -145,7 +142,7 @@ def chain_parents(parents: Int32) -> Int32:
     return np.broadcast_to(np.arange(ROOT, parents.shape[1] - 1, dtype=np.int32), parents.shape)
 
 
-def widen(table: NDArray[Element], width: int) -> NDArray[Element]:
+def widen(table: NDArray[Numbers], width: int) -> NDArray[Numbers]:
     """The table, or a copy of it with at least `width` zeroed columns.
 
     Growing at least doubles, so that it is rare.

@@ -30,7 +30,7 @@ class GuardedDrafter:
     ) -> None:
         """
         Args:
-            models: what it uses of the worker.
+            models: its side of the worker.
             taps: hidden states that it wants; the target has all of them.
             rows: the worker's tables; what it proposes goes into their draft nodes.
         """

@@ -21,7 +21,7 @@ from pegboard.step import Bool, Int32, Int64
 
 @dataclass(frozen=True, kw_only=True)
 class UnitParts(LayerBuilder):
-    """The parts of a unit: what its layers are built of, and its KV. Nothing is loaded yet.
+    """The parts of a unit: the builder of its layers, and its KV. Nothing is loaded yet.
 
     Attributes:
         name: of the unit in its worker: `target`, `draft`.
@@ -49,7 +49,7 @@ class ModelUnit:
     """A model that runs: weights loaded, KV allocated and bound to its attention backend.
 
     Attributes:
-        parts: what it is made of.
+        parts: its parts.
         device: where it is.
         layers: the model, or a drafter's own layers.
         kv: its KV tensors, for each decoder layer.

@@ -24,13 +24,13 @@ class WorkerParts:
     """Built parts and sizes of one worker. Nothing is loaded yet.
 
     Attributes:
-        units: what each of its model units is made of; the target first.
+        units: the parts of each of its model units; the target first.
         max_num_seqs: rows.
         max_model_len: most tokens a row.
         num_threads: threads that torch may use on a CPU.
         processors: logits processors by name, in the order in which they act.
         drafter: guesses ahead.
-        drafter_models: what the drafter uses of the worker.
+        drafter_models: the drafter's side of the worker.
         taps: hidden states that the drafter wants, all of them the target's.
     """
 
@@ -66,7 +66,7 @@ class Loaded:
         )
         parts.drafter_models.bind(self.units, self.rows)
         self.drafter = GuardedDrafter(parts.drafter, parts.drafter_models, parts.taps, self.rows)
-        self.processors = ProcessorChain(parts.processors, self.rows, parts.max_num_seqs)
+        self.processors = ProcessorChain(parts.processors, self.rows)
         sample = cast(SampleKernel, target.parts.kernels["sample"])
         self.sampler = Sampler(target.model, sample, self.processors, self.rows, vocab_size)
 

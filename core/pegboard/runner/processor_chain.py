@@ -35,12 +35,10 @@ class Processed:
 class ProcessorChain:
     """The processors in their order, and who is admitted to each."""
 
-    def __init__(
-        self, processors: Mapping[str, LogitsProcessor], rows: Rows, max_num_seqs: int
-    ) -> None:
+    def __init__(self, processors: Mapping[str, LogitsProcessor], rows: Rows) -> None:
         self._processors = processors
         self._rows = rows
-        self._admitted = {name: np.zeros(max_num_seqs, dtype=np.bool_) for name in processors}
+        self._admitted = {name: np.zeros(len(rows.num_known), np.bool_) for name in processors}
         self._refused: dict[int, str] = {}
 
     def admit(self, row: int, params: Mapping[str, Mapping[str, Any]]) -> None:

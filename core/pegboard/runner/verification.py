@@ -1,4 +1,4 @@
-"""Which draft nodes stand: one walk for chains, trees and rows without drafts.
+"""Verification of draft nodes: one walk for chains, trees and rows without drafts.
 
 At the last known token and at each node the target's own token was sampled as if no draft existed. From
 the last known token on, the walk commits that token and steps to the child that guessed it, until no
