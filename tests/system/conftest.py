@@ -136,6 +136,19 @@ class OwnTime:
 
 
 @pytest.fixture(scope="session")
+def wait_until() -> Callable[..., None]:
+    """(condition, timeout_s=20.0): waits for the condition."""
+
+    def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    return wait_until
+
+
+@pytest.fixture(scope="session")
 def own_time() -> type[OwnTime]:
     return OwnTime
 
