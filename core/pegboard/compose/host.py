@@ -94,6 +94,7 @@ def build_engine(prepared: Prepared, starting: Starting = Starting()) -> EngineC
     composition = prepared.composition
     maker = Maker(composition, prepared.objects)
     groups, num_blocks = composition.groups, composition.num_blocks
+    max_model_len = composition.max_model_len
 
     names: dict[int, str] = {}
 
@@ -109,39 +110,26 @@ def build_engine(prepared: Prepared, starting: Starting = Starting()) -> EngineC
     known_blocks = KnownBlocks(len(groups), is_heard=bool(composition.observers))
     guarded = GuardedCache(cache, known_blocks, names[id(cache)])
     scheduling = SchedulerContext(
-        composition.max_num_seqs, composition.max_num_batched_tokens, composition.max_model_len
+        composition.max_num_seqs, composition.max_num_batched_tokens, max_model_len
     )
+    most_slots = composition.max_num_batched_tokens + composition.max_slots_past
+    allocating = AllocatorContext(groups, num_blocks, max_model_len, most_slots, guarded)
+    speculating = SpeculationContext(composition.num_speculative_tokens)
     caches_prefixes = INACTIVE not in composition.parts["prefix_cache"].entry.promises
     ledger = {entry.name: entry.num_bytes for entry in prepared.ledger.entries}
     observing = ObserverContext(
-        composition.model_name,
-        ledger,
-        composition.max_model_len,
-        groups,
-        num_blocks,
-        caches_prefixes,
+        composition.model_name, ledger, max_model_len, groups, num_blocks, caches_prefixes
     )
     tokenizer = load_tokenizer(prepared)
     return EngineCore(
         EngineParts(
             groups=groups,
             num_blocks=num_blocks,
-            allocator=build(
-                "kv_allocator",
-                AllocatorContext(
-                    groups,
-                    num_blocks,
-                    composition.max_model_len,
-                    composition.max_num_batched_tokens + composition.max_slots_past,
-                    guarded,
-                ),
-            ),
+            allocator=build("kv_allocator", allocating),
             prefix_cache=guarded,
             scheduler=build("scheduler", scheduling),
             fallback_scheduler=maker.make(_fallback_scheduler(composition), scheduling),
-            policy=build(
-                "speculation_policy", SpeculationContext(composition.num_speculative_tokens)
-            ),
+            policy=build("speculation_policy", speculating),
             executor=build("executor", _executor_context(prepared, maker, starting)),
             caches_prefixes=caches_prefixes,
             verifies_blocks=composition.verifies_kv,
@@ -150,7 +138,7 @@ def build_engine(prepared: Prepared, starting: Starting = Starting()) -> EngineC
             max_num_batched_tokens=composition.max_num_batched_tokens,
             depth=composition.depth,
             max_step_s=None if composition.max_step_ms is None else composition.max_step_ms / 1000,
-            max_model_len=composition.max_model_len,
+            max_model_len=max_model_len,
             vocab_size=composition.target.shape.vocab_size,
             eos_token_ids=composition.target.facts.eos_token_ids,
             num_speculative_tokens=composition.num_speculative_tokens,

@@ -11,22 +11,11 @@ from pegboard.compose.drafter_context import drafter_context, refused, taps_of
 from pegboard.compose.kv_scales import read_kv_scales
 from pegboard.compose.making import Maker
 from pegboard.compose.tied_head import check_tied_head
-from pegboard.errors import (
-    INTERRUPTS,
-    EngineError,
-    KernelUnusable,
-    PegboardError,
-    PluginFailed,
-)
+from pegboard.errors import INTERRUPTS, EngineError, KernelUnusable, PegboardError, PluginFailed
 from pegboard.interfaces.attention import AttentionContext
 from pegboard.interfaces.drafter import OwnLayers
 from pegboard.interfaces.executor import Worker
-from pegboard.interfaces.kernel import (
-    Kernel,
-    KernelContext,
-    LinearKernel,
-    RotaryKernel,
-)
+from pegboard.interfaces.kernel import Kernel, KernelContext, LinearKernel, RotaryKernel
 from pegboard.interfaces.logits_processor import ProcessorContext
 from pegboard.interfaces.quantizer import QuantizerContext
 from pegboard.plugins.composition import Composition, KernelChoice, Slice, from_json
