@@ -1,7 +1,7 @@
 """Requests that share a system prompt: what the cache saves, and a peer with a cache of its own.
 
 Each engine is a process of its own and loads once. In each round all of them get one trace, in an
-order that turns, and the next round's trace has other tokens: whatever is shared is shared within it.
+order that turns, and the next round's trace has other tokens: prefixes are shared within a round alone.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each leaf of the schema is set to a second legal value, beside what it needs to mean anything. Then the
 composition or its memory is another one, or the refusal says the key. A leaf that stands in no table here
-fails: whoever adds a setting shows here what it does. Those of `server.limits` are in
+fails: a new setting is shown here to act. Those of `server.limits` are in
 `test_server_limits`, the options of each plugin in `test_every_option`.
 """
 

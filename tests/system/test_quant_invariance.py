@@ -1,4 +1,4 @@
-"""No way of running changes a bit, whatever format weights are in and whatever encoding KV is in: with
+"""No way of running changes a bit, in any format of weights and any encoding of KV: with
 the kernels of pegboard-cpu, in float32, on checkpoints of other tools.
 
 Tokens and logprobs are compared for equality, with each sequence by itself.

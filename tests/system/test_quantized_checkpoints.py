@@ -77,7 +77,7 @@ def _products_of_torch_itself() -> Iterator[None]:
     """Without oneDNN, whose order of sums in bfloat16 follows the processor's instruction set. A sum
     that is rounded otherwise crosses a step of float8 here and there, and all that follows with it."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "TF32")  # said of GPUs by whoever looks at the flags
+        warnings.filterwarnings("ignore", "TF32")  # said of GPUs where the flags are read
         flags = torch.backends.mkldnn.flags(enabled=False)
         with flags:
             yield

@@ -426,7 +426,7 @@ def costs_little(
     Args:
         status: that it is answered with; None: it is given up, unless it is answered at once.
     """
-    for _attempt in range(3):  # whatever else this machine does takes its time, too
+    for _attempt in range(3):  # other work of this machine takes time, too
         watch.settle(3 * usual_gap)
         began = time.perf_counter()
         answered = send(watch.url + path, content, ANSWERED_S if status else WATCHED_S)

@@ -1,4 +1,4 @@
-"""A streamed answer is the plain one, to the character, whatever a tokenizer makes of characters."""
+"""A streamed answer is the plain one, to the character, with each kind of tokenizer."""
 
 from __future__ import annotations
 

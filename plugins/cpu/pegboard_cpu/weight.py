@@ -13,7 +13,7 @@ from pegboard_cpu.memory import HugePages
 
 
 class NativeWeight:
-    """A weight of the library, whatever its format.
+    """A weight of the library, in any format.
 
     Args:
         handle: a `Weight` of the library, destroyed with this.

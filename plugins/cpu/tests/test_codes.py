@@ -1,4 +1,4 @@
-"""Linear layers on weights in codes: the bits of the written arithmetic, whatever is beside a row."""
+"""Linear layers on weights in codes: the bits of the written arithmetic, in any batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small operations: the formula at odd sizes and strides, and a row's bits whatever is beside it."""
+"""Small operations: the formula at odd sizes and strides, and a row's bits, which no row beside it changes."""
 
 from __future__ import annotations
 

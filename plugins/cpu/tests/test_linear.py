@@ -1,4 +1,4 @@
-"""Linear layers: the right product, and a row's bits whatever is beside it and whoever computes it."""
+"""Linear layers: the right product, and the same bits of a row in any batch, on any thread."""
 
 from __future__ import annotations
 

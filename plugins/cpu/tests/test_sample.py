@@ -108,7 +108,7 @@ def test_noise_decides_among_equal_ids() -> None:
 
 @pytest.mark.parametrize("filters", [{"top_p": 0.5}, {"top_k": 500}, {"top_k": 999, "top_p": 0.5}])
 def test_filters_keep_the_lower_ids_of_equal_ones(filters: dict[str, float]) -> None:
-    """0.5 of a thousand equal probabilities is an exact sum: 500 ids, whatever adds them up."""
+    """0.5 of a thousand equal probabilities is an exact sum: 500 ids, in any order of adding."""
     batch = [Draw(position=position, **filters) for position in range(1, 4001)]  # type: ignore[arg-type]
     tokens = sample(np.zeros((len(batch), 1000), dtype=np.float32), batch)
     assert set(tokens) == set(range(500))

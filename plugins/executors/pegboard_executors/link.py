@@ -19,7 +19,7 @@ class Link:
     """One socket for each worker's requests, and one for the answers of all.
 
     Both ends have keys that are made for the run and leave this process by the workers' standard input
-    alone; whoever has none of them is not heard. On Linux, workers of this machine are reached by sockets
+    alone; others are not heard. On Linux, workers of this machine are reached by sockets
     without a file.
 
     Args:

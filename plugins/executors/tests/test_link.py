@@ -1,4 +1,4 @@
-"""The sockets of an executor: whoever has not the keys of the run is not heard."""
+"""The sockets of an executor: only holders of the run's keys are heard."""
 
 from __future__ import annotations
 

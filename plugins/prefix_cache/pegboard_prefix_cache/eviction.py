@@ -22,7 +22,7 @@ class Eviction(ABC):
 
     @abstractmethod
     def inherit(self, parent: Node, child: Node) -> None:
-        """The child's block is gone: whoever used the child had used the parent too."""
+        """The child's block is gone: each use of the child was one of the parent too."""
 
     @abstractmethod
     def rank(self, node: Node) -> Rank:

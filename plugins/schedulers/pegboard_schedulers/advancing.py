@@ -57,7 +57,7 @@ def admit(
     """Admits waiting sequences, each once room is found for all its known tokens and for as many
     output tokens as `output_room` says.
 
-    Ends at the first that is refused: whoever comes later in the order does not slip past it.
+    Ends at the first that is refused: none that comes later in the order slips past it.
 
     Yields:
         Each sequence that was admitted, before the order is asked for the next one.

@@ -1,7 +1,7 @@
 """Codes of 1 to 8 bits in 32-bit words: one little-endian stream a row, dense across words.
 
 Code k of a row is in bits k*b to k*b + b - 1 of its stream, and bit i of the stream is bit i % 32 of
-word i // 32. Eight codes fill b bytes whatever b is, so that all is done on bytes.
+word i // 32. Eight codes of b bits fill b bytes, so that all is done on bytes.
 """
 
 from __future__ import annotations

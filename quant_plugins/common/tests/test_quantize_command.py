@@ -102,7 +102,7 @@ def test_the_folder_is_a_checkpoint_with_the_models_config_and_tokenizer(
             assert new.get_tensor(name).dtype == old.get_tensor(name).dtype
     left = {path.name for path in (tmp_path / "out").iterdir()} - set(index.values())
     assert not [name for name in left if name.startswith((".", "unfinished"))]
-    # Whoever serves the checkpoint may be somebody else.
+    # Another user may serve the checkpoint.
     assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1
 
 

@@ -67,7 +67,7 @@ def unpack(stored: Bytes, block_format: str, num_weights: int) -> Unpacked:
     for start in range(0, len(blocks), step):
         chunk = unpack_codes(blocks[start : start + step])
         codes[start : start + step] = chunk.reshape(len(chunk), num_weights)
-    with np.errstate(all="ignore"):  # damaged scales are reported by whoever checks them
+    with np.errstate(all="ignore"):  # damaged scales are reported where they are checked
         scales, minima = _NUMBERS[block_format](blocks)
     return Unpacked(codes, scales, minima)
 

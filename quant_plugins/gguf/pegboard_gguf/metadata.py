@@ -35,7 +35,7 @@ class Metadata:
                 yield key.removeprefix(self.architecture), value
 
     def value(self, key: str) -> Any:
-        """A value as the file has it, of whatever type."""
+        """A value of any type, as the file has it."""
         return self._values[self._full(key)]
 
     def text(self, key: str, default: str | None = None) -> str:

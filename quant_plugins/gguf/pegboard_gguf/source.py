@@ -20,7 +20,7 @@ class GGUFSource(CheckpointSource):
     come as their bytes, uint8 [rows, bytes].
 
     Files of the architecture `llama` hold q and k with the two halves of each head interleaved, as
-    their rotary embedding pairs neighbours; rows are put back, whatever their format.
+    their rotary embedding pairs neighbours; rows of all formats are put back.
 
     Raises:
         CheckpointError: the file is not the one that was described.
