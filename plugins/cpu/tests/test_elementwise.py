@@ -1,4 +1,4 @@
-"""Small operations: the formula at odd sizes and strides, and a row's bits, which no row beside it changes."""
+"""Small operations: the formula at odd sizes and strides, and the same bits of a row in any batch."""
 
 from __future__ import annotations
 
