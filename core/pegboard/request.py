@@ -150,14 +150,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         prompt's ids are the engine's to check."""
         _check_types(
             self,
-            (
-                "request_id",
-                "priority",
-                "tenant",
-                "cache_salt",
-                "prefix_cache",
-                "arrival",
-            ),
+            ("request_id", "priority", "tenant", "cache_salt", "prefix_cache", "arrival"),
         )
         if not isinstance(self.params, SamplingParams):
             raise RequestError(

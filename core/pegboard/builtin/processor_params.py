@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    NonNegativeInt,
-    model_validator,
-)
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, model_validator
 
 _Penalty = Annotated[FiniteFloat, Field(ge=-2.0, le=2.0)]
 
 
-class PenaltiesParams(BaseModel):
+class PenaltiesParams(BaseModel, extra="forbid"):
     """Parameters of `penalties`.
 
     Attributes:
@@ -25,26 +18,22 @@ class PenaltiesParams(BaseModel):
         frequency_penalty: subtracted for each time a token was generated.
     """
 
-    model_config = ConfigDict(extra="forbid")
-
     repetition_penalty: Annotated[FiniteFloat, Field(gt=0.0, le=100.0)] = 1.0
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0
 
 
-class LogitBiasParams(BaseModel):
+class LogitBiasParams(BaseModel, extra="forbid"):
     """Parameters of `logit_bias`.
 
     Attributes:
         logit_bias: token id to a number added to its logit.
     """
 
-    model_config = ConfigDict(extra="forbid")
-
     logit_bias: dict[NonNegativeInt, FiniteFloat] = {}
 
 
-class MinTokensParams(BaseModel):
+class MinTokensParams(BaseModel, extra="forbid"):
     """Parameters of `min_tokens`.
 
     Attributes:
@@ -52,8 +41,6 @@ class MinTokensParams(BaseModel):
         stop_token_ids: ids that end the sequence, beside the model's end-of-sequence ids.
         ignore_eos: those do not end it.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     min_tokens: NonNegativeInt = 0
     stop_token_ids: tuple[NonNegativeInt, ...] = ()

@@ -6,6 +6,8 @@ the bound below a score already seen cannot be the argmax.
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 
 from pegboard.interfaces.kernel import KernelContext, SampleKernel, SampleRows
@@ -164,12 +166,4 @@ def _keep_largest(scaled: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 
 def _select(rows: SampleRows, index: torch.Tensor) -> SampleRows:
     """The parameters of some rows."""
-    return SampleRows(
-        temperature=rows.temperature[index],
-        top_k=rows.top_k[index],
-        top_p=rows.top_p[index],
-        min_p=rows.min_p[index],
-        seed=rows.seed[index],
-        position=rows.position[index],
-        index=rows.index[index],
-    )
+    return SampleRows(*(getattr(rows, field.name)[index] for field in fields(SampleRows)))

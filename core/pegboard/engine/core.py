@@ -23,12 +23,7 @@ from pegboard.engine.step_builder import PlannedStep
 from pegboard.errors import INTERRUPTS, EngineError, RequestError, RequestFailed, described
 from pegboard.interfaces.executor import WorkerHealth
 from pegboard.interfaces.kv_allocator import KVLedger
-from pegboard.interfaces.observer import (
-    ErrorHappened,
-    LoadChanged,
-    Observer,
-    RequestArrived,
-)
+from pegboard.interfaces.observer import ErrorHappened, LoadChanged, Observer, RequestArrived
 from pegboard.request import Request, SequenceDelta
 from pegboard.step import StepResult
 
@@ -254,10 +249,7 @@ class EngineCore:
 
     def _new_step(self) -> PlannedStep:
         return PlannedStep(
-            self._parts,
-            self._queue,
-            self._prefixes,
-            self._budget.num_tokens(self._queue),
+            self._parts, self._queue, self._prefixes, self._budget.num_tokens(self._queue)
         )
 
     def _plan(self) -> PlannedStep | None:

@@ -28,12 +28,10 @@ class TokenKinds(Protocol):
 
     def is_skipped(self, token_id: int, /) -> bool:
         """Whether `decode` leaves the token out."""
-        ...
 
     def is_byte(self, token_id: int, /) -> bool:
         """Whether it is a byte of a run that decodes as a whole: to characters if all of the run is
         UTF-8, else to one U+FFFD for each byte."""
-        ...
 
 
 @runtime_checkable
@@ -43,13 +41,11 @@ class TokenBytes(Protocol):
     @property
     def joins_bytes(self) -> bool:
         """Whether `decode` is the UTF-8 of the tokens' bytes, skipped tokens left out."""
-        ...
 
     def is_skipped(self, token_id: int, /) -> bool: ...
 
     def token_bytes(self, token_id: int, /) -> bytes:
         """A token's bytes."""
-        ...
 
 
 def detokenizers(decoder: Decoder) -> Callable[[], Detokenizer]:

@@ -32,11 +32,7 @@ class GuardedScheduler:
     """
 
     def __init__(
-        self,
-        parts: EngineParts,
-        queue: Queue,
-        flight: Flight,
-        make_step: Callable[[], PlannedStep],
+        self, parts: EngineParts, queue: Queue, flight: Flight, make_step: Callable[[], PlannedStep]
     ) -> None:
         """
         Args:

@@ -22,11 +22,9 @@ class Detokenizer(Protocol):
 
     def add(self, token_ids: Sequence[int]) -> str:
         """Takes the next ids; returns new text that later ids cannot change."""
-        ...
 
     def finish(self) -> str:
         """The rest."""
-        ...
 
 
 def _class_name(part: object) -> str:

@@ -47,6 +47,7 @@ class OpenRequest:
     sequences: list[Sequence] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """One sequence: the scheduler's view of it, and the engine's bookkeeping.
 
@@ -76,76 +77,53 @@ class Sequence:
         admitted_at, first_token_at, last_token_at: times; None: not yet.
     """
 
-    __slots__ = (
-        "_tokens",
-        "admitted_at",
-        "arrival",
-        "confidences",
-        "digests",
-        "ended",
-        "first_token_at",
-        "has_drafts_in_flight",
-        "index",
-        "is_outdated",
-        "last_token_at",
-        "match",
-        "max_known",
-        "min_tokens",
-        "num_accepted",
-        "num_cached_tokens",
-        "num_computed",
-        "num_drafts",
-        "num_known",
-        "num_preemptions",
-        "num_prompt",
-        "num_published",
-        "num_reserved",
-        "num_scheduled",
-        "num_tried",
-        "num_trimmed",
-        "owner",
-        "parents",
-        "priority",
-        "row",
-        "salt",
-        "seq_id",
-        "stop_reason",
-        "tenant",
-        "text",
-    )
+    seq_id: int
+    owner: OpenRequest
+    index: int
+    text: TextStream
+    arrival: float = field(init=False)
+    priority: int = field(init=False)
+    tenant: str = field(init=False)
+    salt: str = field(init=False)
+    max_known: int = field(init=False)
+    min_tokens: int = field(init=False)
+    num_prompt: int = field(init=False)
+    num_known: int = field(init=False)
+    _tokens: Int32 = field(init=False)
+    digests: dict[int, list[bytes]] = field(default_factory=dict)
+    match: tuple[int, Hit] | None = None
+    is_outdated: bool = False
+    row: int | None = None
+    num_computed: int = 0
+    num_scheduled: int = 0
+    num_reserved: int = 0
+    num_published: int = 0
+    num_trimmed: int = 0
+    num_drafts: int = 0
+    num_tried: int = 0
+    num_accepted: int = 0
+    confidences: Items[float] = ()
+    parents: Items[int] = ()
+    has_drafts_in_flight: bool = False
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    ended: FinishReason | None = None
+    stop_reason: int | str | None = None
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
 
-    def __init__(self, seq_id: int, owner: OpenRequest, index: int, text: TextStream) -> None:
-        request = owner.request
-        self.seq_id = seq_id
-        self.owner = owner
-        self.index = index
+    def __post_init__(self) -> None:
+        owner, request = self.owner, self.owner.request
         self.arrival = owner.arrival
         self.priority = request.priority
         self.tenant = request.tenant
         self.salt = request.cache_salt
         self.max_known = owner.max_known
         self.min_tokens = request.params.min_tokens
-        self.text = text
         self.num_prompt = self.num_known = len(request.prompt_token_ids)
         self._tokens = np.empty(self.num_prompt + _NEW_SLOTS, np.int32)
         self._tokens[: self.num_prompt] = request.prompt_token_ids
-        self.digests: dict[int, list[bytes]] = {}
-        self.match: tuple[int, Hit] | None = None
-        self.is_outdated = False
-        self.row: int | None = None
-        self.num_computed = self.num_scheduled = 0
-        self.num_reserved = self.num_published = self.num_trimmed = 0
-        self.num_drafts = self.num_tried = self.num_accepted = 0
-        self.confidences: Items[float] = ()
-        self.parents: Items[int] = ()
-        self.has_drafts_in_flight = False
-        self.num_preemptions = 0
-        self.num_cached_tokens = 0
-        self.ended: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-        self.admitted_at: float | None = None
-        self.first_token_at: float | None = None
-        self.last_token_at: float | None = None
 
     @property
     def num_output(self) -> int:

@@ -90,11 +90,7 @@ class PlannedStep(StepBuilder):
     """
 
     def __init__(
-        self,
-        parts: EngineParts,
-        queue: Queue,
-        prefixes: Prefixes,
-        num_tokens: int,
+        self, parts: EngineParts, queue: Queue, prefixes: Prefixes, num_tokens: int
     ) -> None:
         self.waits_for_flight = False
         self._is_open = True

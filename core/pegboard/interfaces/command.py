@@ -33,7 +33,6 @@ class LoadedModel(Protocol):
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """float32 logits [num_tokens, vocab_size] of one text, and the tapped hidden states
         [num_tokens, hidden_size] by decoder layer."""
-        ...
 
     def close(self) -> None: ...
 
@@ -64,7 +63,6 @@ class LayerStream(Protocol):
         Raises:
             CheckpointError: it is missing or damaged.
         """
-        ...
 
     def layer(self, index: int, inputs: Sequence[torch.Tensor]) -> StreamedLayer:
         """A decoder layer, and what each text brings to it.
@@ -77,7 +75,6 @@ class LayerStream(Protocol):
         Raises:
             CheckpointError: one of its parameters is missing or damaged.
         """
-        ...
 
     def close(self) -> None: ...
 

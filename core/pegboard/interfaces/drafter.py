@@ -125,7 +125,6 @@ class OwnLayers(Protocol):
     ) -> torch.Tensor:
         """Hidden states [N, hidden_size] of token ids and positions, int64 [N], and what `forward` was
         given beside them."""
-        ...
 
 
 BuildLayers = Callable[[Any], OwnLayers]

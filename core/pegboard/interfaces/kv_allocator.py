@@ -24,7 +24,7 @@ Owner = int | str
 
 @dataclass(frozen=True, slots=True)
 class AllocatorContext:
-    """What an allocator's factory gets.
+    """The context of an allocator\'s factory.
 
     Attributes:
         groups: KV groups.

@@ -27,7 +27,7 @@ VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class TransferContext:
-    """What a transfer's factory gets.
+    """The context of a transfer\'s factory.
 
     Attributes:
         groups: KV groups.

@@ -29,7 +29,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ProcessorContext:
-    """What a processor's factory gets.
+    """The context of a processor\'s factory.
 
     Attributes:
         vocab_size: logits a row.

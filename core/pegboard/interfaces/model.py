@@ -129,10 +129,7 @@ class Model(ABC):
 
     @abstractmethod
     def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        taps: Sequence[int] = (),
+        self, token_ids: torch.Tensor, positions: torch.Tensor, taps: Sequence[int] = ()
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Runs all tokens of a step through the decoder; attention reads and writes the paged KV
         that its backend was prepared with.

@@ -15,7 +15,7 @@ VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class ObserverContext:
-    """What an observer's factory gets.
+    """The context of an observer\'s factory.
 
     Attributes:
         model: name under which the model is served.

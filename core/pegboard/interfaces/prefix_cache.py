@@ -20,7 +20,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheContext:
-    """What a cache's factory gets.
+    """The context of a cache\'s factory.
 
     Attributes:
         groups: KV groups.

@@ -47,7 +47,7 @@ ACTIVATIONS = ("float", "static", "dynamic", "grouped")
 
 @dataclass(frozen=True, slots=True)
 class QuantizerContext:
-    """What a quantizer's factory gets, beside its options.
+    """The context of a quantizer\'s factory, which takes it beside its options.
 
     Attributes:
         facts: the checkpoint.
@@ -225,11 +225,9 @@ class StreamedLayer(Protocol):
             name: the linear layer's, as `WeightSpec.name`.
             num_texts: only of the first ones; None: of all.
         """
-        ...
 
     def outputs(self) -> Iterator[torch.Tensor]:
         """The layer's output, float32 [num_tokens, hidden_size] of each text."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

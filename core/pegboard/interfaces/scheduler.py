@@ -21,7 +21,7 @@ nobody more. Each may cost a look into the prefix cache."""
 
 @dataclass(frozen=True, slots=True)
 class SchedulerContext:
-    """What a scheduler's factory gets, beside its options.
+    """The context of a scheduler\'s factory, which takes it beside its options.
 
     Attributes:
         max_num_seqs: most running sequences.
@@ -42,12 +42,10 @@ class SequenceView(Protocol):
     @property
     def arrival(self) -> float:
         """Seconds of a monotonic clock."""
-        ...
 
     @property
     def priority(self) -> int:
         """Lower runs earlier, where the policy heeds it."""
-        ...
 
     @property
     def tenant(self) -> str: ...
@@ -58,18 +56,15 @@ class SequenceView(Protocol):
     @property
     def num_computed(self) -> int:
         """Tokens whose KV is in place, by the steps that are committed; 0 while it waits."""
-        ...
 
     @property
     def num_pending(self) -> int:
         """Known tokens that no step was given yet: 1 for a sequence that decodes, more while it prefills;
         0 while a step in flight decides how it goes on."""
-        ...
 
     @property
     def max_tokens(self) -> int:
         """Most output tokens that it may reach."""
-        ...
 
 
 class QueueView(Protocol):
@@ -78,12 +73,10 @@ class QueueView(Protocol):
     @property
     def running(self) -> Sequence[SequenceView]:
         """Those that own a row, in order of their admission."""
-        ...
 
     @property
     def waiting(self) -> Sequence[SequenceView]:
         """The others, in order of arrival; a preempted one stands where it arrived."""
-        ...
 
 
 class StepBuilder(Protocol):
@@ -93,12 +86,10 @@ class StepBuilder(Protocol):
     @property
     def num_tokens_left(self) -> int:
         """Tokens that the step still has room for."""
-        ...
 
     @property
     def num_rows_left(self) -> int:
         """Sequences that may still be admitted."""
-        ...
 
     def add(self, seq: SequenceView, num_tokens: int, reserve: int = 0) -> bool:
         """Computes `num_tokens` of the sequence's pending tokens in this step.
@@ -110,19 +101,16 @@ class StepBuilder(Protocol):
             False, with nothing changed, when no token, no row or no KV is left, or the sequence is
             in the step already. True, with nothing changed, when nothing of it is pending.
         """
-        ...
 
     def num_cached(self, seq: SequenceView) -> int:
         """Tokens that a waiting sequence would begin with if it were admitted now: a cache's, or, of a
         request with several sequences, the prompt that a running one has computed. 0 for one that
         runs. Each may cost a look into the prefix cache."""
-        ...
 
     def waits_for_prefix(self, seq: SequenceView) -> bool:
         """Whether a waiting sequence had better wait a little: another one is computing its beginning
         right now, in this step at the latest, and the prefix cache will have it then. Adding it
         all the same computes the beginning twice."""
-        ...
 
     def preempt(self, seq: SequenceView) -> bool:
         """Takes a running sequence's row and KV; it waits and computes anew later.
@@ -131,7 +119,6 @@ class StepBuilder(Protocol):
         preempted: the oldest of the highest class only ever grows, and one that a step in flight
         computes goes on until that step is committed, which is then done before the next plan.
         """
-        ...
 
 
 class Scheduler(ABC):

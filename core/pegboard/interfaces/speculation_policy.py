@@ -12,7 +12,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class SpeculationContext:
-    """What a policy's factory gets.
+    """The context of a policy\'s factory.
 
     Attributes:
         num_speculative_tokens: the config's number, or the drafter's own default.
@@ -64,15 +64,12 @@ class StepCosts(Protocol):
     @property
     def num_tokens(self) -> int:
         """Tokens that this step computes without drafts."""
-        ...
 
     def step_s(self, num_tokens: int) -> float:
         """Seconds of forward and sampling in a step of so many tokens, draft nodes included."""
-        ...
 
     def draft_s(self, num_nodes: int) -> float:
         """Seconds of drafting in a step that asks for so many nodes, those of all rows."""
-        ...
 
 
 class SpeculationPolicy(ABC):

@@ -131,11 +131,7 @@ class GuardedCache(PrefixCache):
         return new
 
     def _checked_victims(
-        self,
-        answer: Sequence[int],
-        group: int,
-        num_blocks: int,
-        evictable: Callable[[int], bool],
+        self, answer: Sequence[int], group: int, num_blocks: int, evictable: Callable[[int], bool]
     ) -> Sequence[int]:
         try:
             evicted = [index(block) for block in answer] if len(answer) else []
