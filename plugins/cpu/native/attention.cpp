@@ -81,8 +81,8 @@ void AttentionScratch::grow(const AttentionShape& shape, int64_t num_queries) {
   values.grow(shape.padded_dim * kTile);
 }
 
-void Attention::copy_pages(int64_t group, int64_t num_copies, const int64_t* source,
-                           const int64_t* target) {
+void Attention::copy_blocks(int64_t group, int64_t num_copies, const int64_t* source,
+                            const int64_t* target) {
   const AttentionShape& shape = plans[group]->shape;
   for (const AttentionLayer& layer : layers) {
     if (layer.group != group) continue;

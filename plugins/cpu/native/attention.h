@@ -99,7 +99,7 @@ struct AttentionScratch {
 };
 
 struct Attention {
-  void copy_pages(int64_t group, int64_t num_copies, const int64_t* source, const int64_t* target);
+  void copy_blocks(int64_t group, int64_t num_copies, const int64_t* source, const int64_t* target);
   void move_slots(int64_t group, int64_t num_moves, const int64_t* source, const int64_t* target);
 
   Pool* pool;

@@ -69,13 +69,13 @@ PEGBOARD_API void pb_attention_forward(Attention* attention, int64_t layer, cons
   pegboard::kernels().attend(*attention, layer, call);
 }
 
-// Copies whole pages of a group's layers, one after another.
-PEGBOARD_API void pb_attention_copy_pages(Attention* attention, int64_t group, int64_t num_copies,
-                                          const int64_t* source, const int64_t* target) {
-  attention->copy_pages(group, num_copies, source, target);
+// Copies whole blocks of a group's layers, one after another.
+PEGBOARD_API void pb_attention_copy_blocks(Attention* attention, int64_t group, int64_t num_copies,
+                                           const int64_t* source, const int64_t* target) {
+  attention->copy_blocks(group, num_copies, source, target);
 }
 
-// Moves tokens' keys and values to other slots, page * block_size + offset; all are read before any
+// Moves tokens' keys and values to other slots, block * block_size + offset; all are read before any
 // is written.
 PEGBOARD_API void pb_attention_move_slots(Attention* attention, int64_t group, int64_t num_moves,
                                           const int64_t* source, const int64_t* target) {

@@ -159,7 +159,7 @@ class CPUAttention(AttentionBackend):
         return out
 
     def copy_blocks(self, group: int, source: torch.Tensor, target: torch.Tensor) -> None:
-        self._move("pb_attention_copy_pages", group, source, target)
+        self._move("pb_attention_copy_blocks", group, source, target)
 
     def move_slots(self, group: int, source: torch.Tensor, target: torch.Tensor) -> None:
         self._move("pb_attention_move_slots", group, source, target)

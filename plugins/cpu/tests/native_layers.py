@@ -260,7 +260,7 @@ def check_encoded_moves(library: Library, blocks: Blocks, block_size: int) -> No
     library.call("pb_attention_move_slots", blocks.handle, 0, 7, source, target)
     for got, expected in zip(by_slot(), wanted, strict=True):
         np.testing.assert_array_equal(got, expected)
-    library.call("pb_attention_copy_pages", blocks.handle, 0, 1, np.array([3]), np.array([1]))
+    library.call("pb_attention_copy_blocks", blocks.handle, 0, 1, np.array([3]), np.array([1]))
     for array in (keys, values, *scales):
         np.testing.assert_array_equal(array[1], array[3])
 
@@ -276,7 +276,7 @@ def check_moves(
     np.testing.assert_array_equal(keys.transpose(0, 3, 1, 2).reshape(num_slots, -1), flat)
     blocks = np.array([3, 1]), np.array([0, 3])
     wanted = keys[1].copy(), values[1].copy()
-    library.call("pb_attention_copy_pages", handle, 0, 2, *blocks)
+    library.call("pb_attention_copy_blocks", handle, 0, 2, *blocks)
     np.testing.assert_array_equal(keys[3], wanted[0])
     np.testing.assert_array_equal(values[3], wanted[1])
 
