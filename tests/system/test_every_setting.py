@@ -19,6 +19,7 @@ import httpx
 import msgspec
 import pytest
 
+from pegboard import LLM, SamplingParams
 from pegboard.cli import main
 from pegboard.compose import prepare
 from pegboard.config import Config
@@ -248,6 +249,16 @@ def test_a_text_setting_without_effect_is_refused(outcome: Any, settings: Values
 def test_a_drafters_model_that_is_nowhere_is_refused(outcome: Any) -> None:
     (reason,) = outcome({"drafter": other(model="/does/not/exist")})
     assert reason.startswith("drafter.model: /does/not/exist: no such folder or file")
+
+
+def test_a_seed_is_that_of_requests_without_one(folder: Path) -> None:
+    def sampled(seed: int) -> tuple[int, ...]:
+        with LLM(folder / "model", max_model_len=64, seed=seed) as llm:
+            params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
+            (result,) = llm.generate([[5, 6, 7]], params)
+        return result.token_ids
+
+    assert sampled(1) == sampled(1) != sampled(2)
 
 
 LOOPBACK = "127.0.0.2"
