@@ -19,7 +19,7 @@ from importlib.metadata import version
 from prometheus_client import CollectorRegistry, Info, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from pegboard.builtin.metric_families import (
     PREFIX,
@@ -80,13 +80,11 @@ _VLLM_NAMES = (
 """Metrics with the same meaning under both prefixes."""
 
 
-class MetricsOptions(BaseModel):
+class MetricsOptions(BaseModel, extra="forbid", frozen=True):
     """
     Attributes:
         vllm_names: whether to give the numbers under vLLM's names as well.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     vllm_names: bool = True
 

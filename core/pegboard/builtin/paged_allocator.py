@@ -94,7 +94,7 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
     def grow(self, owner: Owner, num_tokens: int, lookahead: Sequence[int] = ()) -> Growth | None:
         holding = self._holdings.get(owner)
         if holding is None:
-            holding = self._new_holding()
+            holding = _Holding(tuple([] for _ in self._pools), 0, [0] * len(self._pools))
         elif not self._changes(holding, num_tokens, lookahead):
             if num_tokens > holding.num_tokens:
                 self._set_num_tokens(holding, num_tokens)
@@ -118,8 +118,7 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
         if after_step is None or after_step <= self._fenced:
             self._drop(holding, Kind.HELD)
             return
-        for group, table in enumerate(holding.tables):
-            self._move(group, table, Kind.HELD, Kind.DEFERRED)
+        self._move_all(holding.tables, Kind.HELD, Kind.DEFERRED)
         waiting = (after_step, holding)
         self._waiting.append(waiting)
         self._log.note(self._waiting.remove, waiting)
@@ -160,26 +159,19 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
                 if block != 0 and self._pools[group].is_free(block):
                     raise ValueError(f"block {block} of group {group} is free")
         tables = tuple(list(ids) for ids in blocks)
-        holding = _Holding(tables, 0, [_num_leading_gaps(table) for table in tables])
-        holding.num_tokens = self._capacity(holding)
-        self._add_holding(owner, holding)
-        for group, table in enumerate(holding.tables):
-            self._move(group, table, None, Kind.HELD)
+        self._share(owner, tables, self._capacity(tables))
 
     def fork(self, owner: Owner, child: Owner, num_tokens: int) -> None:
         if child in self._holdings:
             raise ValueError(f"owner {child!r} exists already")
         parent = self._holdings[owner]
-        if num_tokens > self._capacity(parent):
+        if num_tokens > self._capacity(parent.tables):
             raise ValueError(f"owner {owner!r} has no slots for {num_tokens} tokens")
         tables = tuple(
             table[: -(-num_tokens // block_size)]
             for table, block_size in zip(parent.tables, self._block_sizes, strict=True)
         )
-        holding = _Holding(tables, num_tokens, [_num_leading_gaps(table) for table in tables])
-        self._add_holding(child, holding)
-        for group, table in enumerate(tables):
-            self._move(group, table, None, Kind.HELD)
+        self._share(child, tables, num_tokens)
 
     def retain(self, group: int, block: int) -> None:
         pool = self._pools[group]
@@ -202,9 +194,8 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
             raise ValueError(f"pin {name!r} exists already")
         pin = _Pin(deadline, tuple(tuple(table) for table in self._holdings[owner].tables))
         self._pins[name] = pin
-        self._log.note(self._forget_pin, name)
-        for group, ids in enumerate(pin.blocks):
-            self._move(group, ids, None, Kind.PINNED)
+        self._log.note(self._pins.__delitem__, name)
+        self._move_all(pin.blocks, None, Kind.PINNED)
         return pin.blocks
 
     def unpin(self, name: str) -> None:
@@ -212,8 +203,7 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
         if pin is None:
             return
         self._log.note(self._pins.__setitem__, name, pin)
-        for group, ids in enumerate(pin.blocks):
-            self._move(group, ids, Kind.PINNED, None)
+        self._move_all(pin.blocks, Kind.PINNED, None)
 
     def expire(self, now: float) -> tuple[str, ...]:
         names = tuple(name for name, pin in self._pins.items() if pin.deadline <= now)
@@ -221,21 +211,19 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
             self.unpin(name)
         return names
 
-    def _forget_pin(self, name: str) -> None:
-        del self._pins[name]
-
     # Growing
 
-    def _new_holding(self) -> _Holding:
-        num_groups = len(self._pools)
-        return _Holding(tuple([] for _ in range(num_groups)), 0, [0] * num_groups)
-
-    def _capacity(self, holding: _Holding) -> int:
-        """Slots that the owner has in every group."""
-        return min(
-            len(table) * block_size
-            for table, block_size in zip(holding.tables, self._block_sizes, strict=True)
+    def _share(self, owner: Owner, tables: tuple[list[int], ...], num_tokens: int) -> None:
+        """Makes an owner that begins with blocks of others."""
+        self._add_holding(
+            owner, _Holding(tables, num_tokens, [_num_leading_gaps(table) for table in tables])
         )
+        self._move_all(tables, None, Kind.HELD)
+
+    def _capacity(self, tables: Sequence[Sequence[int]]) -> int:
+        """Slots that these blocks have in every group."""
+        sizes = zip(tables, self._block_sizes, strict=True)
+        return min(len(table) * block_size for table, block_size in sizes)
 
     def _demand(self, group: int, num_tokens: int) -> int:
         """Most blocks that a sequence of so many tokens has at one time."""
@@ -369,6 +357,13 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
         moved = [block for block in blocks if block != 0]
         pool.move_all(moved, source, target)
         self._log.note(pool.move_all, reversed(moved), target, source)
+
+    def _move_all(
+        self, tables: Sequence[Sequence[int]], source: Kind | None, target: Kind | None
+    ) -> None:
+        """Moves one reference of each block of each group."""
+        for group, blocks in enumerate(tables):
+            self._move(group, blocks, source, target)
 
     def _set(self, table: list[int], part: slice, blocks: list[int]) -> None:
         before = table[part]

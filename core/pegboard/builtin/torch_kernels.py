@@ -6,7 +6,7 @@ number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -40,14 +40,21 @@ def torch_kernel(context: KernelContext) -> Kernel:
     return _KERNELS[context.operation](context)
 
 
-class TorchLinear(LinearKernel):
-    """y = x·Wᵀ; a packed weight is a tensor [out_features, in_features]."""
-
-    gathers = True
+class _TorchKernel(Kernel):
+    """What the kernels share: their dtype and device."""
 
     def __init__(self, context: KernelContext) -> None:
         self._dtype: torch.dtype = getattr(torch, context.activation_dtype)
         self._device = torch.device(context.device)
+
+    def _tensor(self, values: Sequence[object]) -> torch.Tensor:
+        return torch.tensor(values, dtype=self._dtype, device=self._device)
+
+
+class TorchLinear(_TorchKernel, LinearKernel):
+    """y = x·Wᵀ; a packed weight is a tensor [out_features, in_features]."""
+
+    gathers = True
 
     def prepare(self, weight: LinearWeight) -> PackedWeight:
         assert weight.values is not None, f"a weight of format {weight.format} has no values"
@@ -65,9 +72,6 @@ class TorchLinear(LinearKernel):
         _expect(self.linear(self._tensor([[1, 0, -1]]), weight), [[-2, -2]])
         row_ids = torch.tensor([1], device=self._device)
         _expect(self.gather_rows(weight, row_ids), [[4, 5, 6]])
-
-    def _tensor(self, values: list[list[float]]) -> torch.Tensor:
-        return torch.tensor(values, dtype=self._dtype, device=self._device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +119,9 @@ class TorchPanelLinear(TorchLinear):
         return values[row_ids // width, :, row_ids % width]
 
 
-class TorchRMSNorm(RMSNormKernel):
+class TorchRMSNorm(_TorchKernel, RMSNormKernel):
     """x / sqrt(mean(x²) + eps) * weight; rounded to the activation dtype before the weight, as the
     models were trained."""
-
-    def __init__(self, context: KernelContext) -> None:
-        self._dtype: torch.dtype = getattr(torch, context.activation_dtype)
-        self._device = torch.device(context.device)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = x.to(_wide(x.dtype))
@@ -137,23 +137,18 @@ class TorchRMSNorm(RMSNormKernel):
         return self.rms_norm(total, weight, eps), total
 
     def self_test(self) -> None:
-        def row(*values: float) -> torch.Tensor:
-            return torch.tensor([values], dtype=self._dtype, device=self._device)
-
         # the root of the mean of 1, 1, 49, 49 is 5
-        normed, total = self.add_rms_norm(
-            row(1, 0, 3, 7), row(0, 1, 4, 0), row(5, 10, 5, 5)[0], 0.0
-        )
+        x, residual = self._tensor([[1, 0, 3, 7]]), self._tensor([[0, 1, 4, 0]])
+        normed, total = self.add_rms_norm(x, residual, self._tensor([5, 10, 5, 5]), 0.0)
         _expect(normed, [[1, 2, 7, 7]])
         _expect(total, [[1, 1, 7, 7]])
 
 
-class TorchRotary(RotaryKernel):
+class TorchRotary(_TorchKernel, RotaryKernel):
     """(a, b) -> (a·cos - b·sin, b·cos + a·sin) for the pairs of a head's two halves."""
 
     def __init__(self, context: KernelContext) -> None:
-        self._dtype: torch.dtype = getattr(torch, context.activation_dtype)
-        self._device = torch.device(context.device)
+        super().__init__(context)
         self._key: tuple[torch.Tensor, ...] = ()
         self._gathered: tuple[torch.Tensor, torch.Tensor] = (torch.empty(0), torch.empty(0))
 
@@ -180,7 +175,7 @@ class TorchRotary(RotaryKernel):
         return self._gathered
 
     def self_test(self) -> None:
-        x = torch.tensor([[[1, 2, 3, 4, 9]]], dtype=self._dtype, device=self._device)
+        x = self._tensor([[[1, 2, 3, 4, 9]]])
         # at position 1 the first pair turns by a quarter, the second not at all
         cos = torch.tensor([[1.0, 1.0], [0.0, 1.0]], device=self._device)
         sin = torch.tensor([[0.0, 0.0], [1.0, 0.0]], device=self._device)
@@ -188,21 +183,15 @@ class TorchRotary(RotaryKernel):
         _expect(self.rotate(x, position, cos, sin), [[[-3, 2, 1, 4, 9]]])
 
 
-class TorchSiluMul(SiluMulKernel):
+class TorchSiluMul(_TorchKernel, SiluMulKernel):
     """gate / (1 + exp(-gate)) * up."""
-
-    def __init__(self, context: KernelContext) -> None:
-        self._dtype: torch.dtype = getattr(torch, context.activation_dtype)
-        self._device = torch.device(context.device)
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return F.silu(gate, inplace=True).mul_(up)
 
     def self_test(self) -> None:
-        def row(*values: float) -> torch.Tensor:
-            return torch.tensor([values], dtype=self._dtype, device=self._device)
-
-        _expect(self.silu_mul(row(0, 1, -1), row(5, 2, 2)), [[0, 1.4621172, -0.5378828]])
+        gate, up = self._tensor([[0, 1, -1]]), self._tensor([[5, 2, 2]])
+        _expect(self.silu_mul(gate, up), [[0, 1.4621172, -0.5378828]])
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

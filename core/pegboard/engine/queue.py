@@ -78,7 +78,7 @@ class Queue:
         self._release_row(seq, None)
         seq.leave_row()
         seq.num_preemptions += 1
-        self._wait(seq)
+        insort(self._waiting, seq, key=_place)
 
     def remove(self, seq: Sequence, after_step: int | None = None) -> None:
         """Removes a sequence that has ended, and with its last one the request. With `after_step`, its row
@@ -118,9 +118,6 @@ class Queue:
         else:
             self._fenced_rows.append((after_step, seq.row))
         self._released.append(RowRelease(seq.row, seq.num_known))
-
-    def _wait(self, seq: Sequence) -> None:
-        insort(self._waiting, seq, key=_place)
 
 
 def _place(seq: Sequence) -> tuple[float, int]:
