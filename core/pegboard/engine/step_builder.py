@@ -141,16 +141,12 @@ class PlannedStep(StepBuilder):
         return self._schedule(known, num_tokens, reserve, None)
 
     def num_cached(self, seq: SequenceView) -> int:
-        known = self._queue.sequence(seq.seq_id)
-        if not self._is_open or known is None or known.row is not None:
-            return 0
-        return self._prefixes.num_ready(known, self._preempted)
+        known = self._waiting(seq)
+        return 0 if known is None else self._prefixes.num_ready(known, self._preempted)
 
     def waits_for_prefix(self, seq: SequenceView) -> bool:
-        known = self._queue.sequence(seq.seq_id)
-        if not self._is_open or known is None or known.row is not None:
-            return False
-        if known.seq_id in self._entries:
+        known = self._waiting(seq)
+        if known is None or known.seq_id in self._entries:
             return False
         if self._coming is None:
             self._coming = ComingPrefixes(self._prefixes, self._computing(), self._preempted)
@@ -245,6 +241,11 @@ class PlannedStep(StepBuilder):
             self.num_tokens + self._num_draft_nodes,
             self._speculates and _use_drafts(entries),
         )
+
+    def _waiting(self, seq: SequenceView) -> Sequence | None:
+        """The sequence, if it waits for a row and the scheduler may still ask."""
+        known = self._queue.sequence(seq.seq_id)
+        return known if self._is_open and known is not None and known.row is None else None
 
     def _admit(self, seq: Sequence, num_tokens: int, reserve: int) -> bool:
         if self._num_rows_left < 1 or not self._has_headroom(seq):
