@@ -231,9 +231,8 @@ def _on_get(app: FastAPI, path: str, **settings: Any) -> Callable[[Handler], Han
 def _add_openai_routes(app: FastAPI, service: Service) -> None:
     @_on_get(app, "/v1/models")
     async def models() -> Response:
-        return _encoded(
-            ModelList(data=[_card(service.model, name) for name in service.model.names])
-        )
+        cards = [_card(service.model, name) for name in service.model.names]
+        return _encoded(ModelList(data=cards))
 
     @_on_get(app, "/v1/models/{name:path}")
     async def model(name: str) -> Response:
@@ -284,7 +283,7 @@ def _add_operator_routes(app: FastAPI, service: Service, registry: CollectorRegi
     async def health() -> Response:
         """200 while the engine lives and says so; load balancers want `/ready`. What is wrong with it is
         said, and plugins that it does without for now are named, with what they did."""
-        return _state(service, ("ready", "draining"), service.engine.cut_off)
+        return _state(service, ("ready", "draining"), service.engine.status.cut_off)
 
     @_on_get(app, "/ready")
     async def ready() -> Response:
@@ -297,25 +296,23 @@ def _add_operator_routes(app: FastAPI, service: Service, registry: CollectorRegi
 
     @_on_get(app, "/version")
     async def version() -> Response:
-        return Response(
-            msgspec.json.encode({"version": app.version}), media_type="application/json"
-        )
+        return _encoded({"version": app.version})
 
     @app.post("/reset_prefix_cache", dependencies=admins)
     async def reset_prefix_cache() -> Response:
         """200 once no request can begin with KV computed before."""
         service.check_ready()
         await service.engine.reset_prefix_cache()
-        return Response(msgspec.json.encode({"status": "ok"}), media_type="application/json")
+        return _encoded({"status": "ok"})
 
     @_on_get(app, "/metrics", dependencies=admins)
     async def metrics() -> Response:
         engine = service.engine
         up.set(service.state in ("ready", "draining"))
         tasks.set(len(asyncio.all_tasks()))
-        known = engine.metrics_time
+        known = engine.status_time
         age.set(float("nan") if known is None else time.monotonic() - known)
-        text = generate_latest(registry).decode() + engine.metrics
+        text = generate_latest(registry).decode() + engine.status.metrics
         return Response(text, headers={"content-type": METRICS_TYPE})
 
 
@@ -328,8 +325,7 @@ def _state(
         said["reason"] = service.trouble
     if cut_off:
         said["cut_off"] = cut_off
-    body = msgspec.json.encode(said)
-    return Response(body, status_code=status, media_type="application/json")
+    return _encoded(said, status)
 
 
 def _card(model: ServedModel, name: str) -> ModelCard:
@@ -338,12 +334,12 @@ def _card(model: ServedModel, name: str) -> ModelCard:
     )
 
 
-def _encoded(answer: msgspec.Struct) -> Response:
-    return _json(msgspec.json.encode(answer))
+def _encoded(answer: object, status: int = 200) -> Response:
+    return _json(msgspec.json.encode(answer), status)
 
 
-def _json(content: bytes) -> Response:
-    return Response(content, media_type="application/json")
+def _json(content: bytes, status: int = 200) -> Response:
+    return Response(content, status, media_type="application/json")
 
 
 async def _client_gone(_request: Request, _error: Exception) -> Response:

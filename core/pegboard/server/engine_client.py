@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import zmq
 import zmq.asyncio
 
-from pegboard.engine.breaker import CutOff
 from pegboard.errors import (
     ConfigError,
     EngineDied,
@@ -25,30 +24,9 @@ from pegboard.errors import (
     UserError,
 )
 from pegboard.request import Request
+from pegboard.server import messages
 from pegboard.server.engine_watch import TICK_S, EngineWatch
 from pegboard.server.keys import without_keys
-from pegboard.server.messages import (
-    Abort,
-    Add,
-    Built,
-    Deltas,
-    Failed,
-    Faulted,
-    FromEngine,
-    Loading,
-    Ready,
-    Refused,
-    Reset,
-    ResetDone,
-    Start,
-    Status,
-    Stop,
-    ToEngine,
-    decode_alive,
-    decode_from_engine,
-    encode,
-    life_of,
-)
 from pegboard.server.submission import Submission
 from pegboard.server.waiting import Waiting
 
@@ -64,13 +42,13 @@ class EngineClient:
     Attributes:
         loaded: part of the weights that is loaded, 0 to 1.
         facts: what the engine said when it was ready; None until then.
-        metrics: its last metrics text, and `metrics_time` (monotonic seconds) when that came.
-        cut_off: plugins that it did without then.
-        num_running, num_waiting: sequences that had a row then, and those that had none.
+        status: its last one, and `status_time` (monotonic seconds) when that came; None: none came.
         waiting: sequences that have not brought a token yet.
     """
 
-    def __init__(self, start: Start, watch: EngineWatch, command: Sequence[str] = ()) -> None:
+    def __init__(
+        self, start: messages.Start, watch: EngineWatch, command: Sequence[str] = ()
+    ) -> None:
         """
         Args:
             start: the config to build the engine of.
@@ -79,11 +57,9 @@ class EngineClient:
                 process's id are appended.
         """
         self.loaded = 0.0
-        self.facts: Ready | None = None
-        self.metrics = ""
-        self.metrics_time: float | None = None
-        self.cut_off: tuple[CutOff, ...] = ()
-        self.num_running = self.num_waiting = 0
+        self.facts: messages.Ready | None = None
+        self.status = messages.Status(metrics="", num_running=0, num_waiting=0)
+        self.status_time: float | None = None
         self._watch = watch
         self._start = start
         self._command = tuple(command) or (
@@ -103,7 +79,7 @@ class EngineClient:
         self._tasks: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
         self._built: asyncio.Future[None] = loop.create_future()
-        self._ready: asyncio.Future[Ready] = loop.create_future()
+        self._ready: asyncio.Future[messages.Ready] = loop.create_future()
         self._ended: asyncio.Future[PegboardError] = loop.create_future()
 
     @property
@@ -121,7 +97,7 @@ class EngineClient:
         """Requests that have not finished."""
         return len(self._submissions)
 
-    async def start(self) -> Ready:
+    async def start(self) -> messages.Ready:
         """Spawns the process and waits until it takes requests.
 
         Raises:
@@ -172,7 +148,8 @@ class EngineClient:
             EngineError: the engine is not ready, or gone.
         """
         self._check_ready()
-        message = encode(Add(tuple(requests)))  # what cannot be sent has left nothing behind
+        # A message that cannot be encoded has left nothing behind.
+        message = messages.encode(messages.Add(tuple(requests)))
         submission = Submission(requests, self._close)
         for request in requests:
             self._submissions[request.request_id] = submission
@@ -189,7 +166,7 @@ class EngineClient:
         self._check_ready()
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._resets.append(done)
-        self._send(Reset())
+        self._send(messages.Reset())
         await done
 
     def fail_open(self, error: PegboardError) -> None:
@@ -199,14 +176,14 @@ class EngineClient:
             submission.fail(error)
         self._forget(open_ids)
         if open_ids and self.failure is None:
-            self._send(Abort(open_ids))
+            self._send(messages.Abort(open_ids))
 
     async def stop(self) -> None:
         """Ends the process: asks, waits, then kills. Idempotent."""
         process = self._process
         if process is not None and process.returncode is None:
             if self.facts is not None:
-                self._send(Stop())
+                self._send(messages.Stop())
                 await asyncio.wait({self._ended}, timeout=STOP_S)
             if process.returncode is None:
                 process.kill()
@@ -219,7 +196,7 @@ class EngineClient:
     def _bind(self, address: str, folder: str) -> None:
         try:
             self._socket.bind(address)
-            self._signs.bind(life_of(address))
+            self._signs.bind(messages.life_of(address))
         except zmq.ZMQError as error:
             raise ConfigError(
                 "TMPDIR",
@@ -233,38 +210,36 @@ class EngineClient:
         if self.facts is None:
             raise EngineError("the model is loading")
 
-    def _send(self, message: ToEngine) -> None:
+    def _send(self, message: messages.ToEngine) -> None:
         # The send happens at once, or in the background while nobody is connected yet; not waiting
         # for it lets an abort leave from a task that is being cancelled.
-        self._socket.send(encode(message))
+        self._socket.send(messages.encode(message))
 
     async def _receive(self) -> None:
         while True:
-            self._dispatch(decode_from_engine(await self._socket.recv()))
+            self._dispatch(messages.decode_from_engine(await self._socket.recv()))
 
-    def _dispatch(self, message: FromEngine) -> None:
+    def _dispatch(self, message: messages.FromEngine) -> None:
         match message:
-            case Deltas():
+            case messages.Deltas():
                 self._deliver(message)
-            case Status():
-                self.metrics, self.metrics_time = message.metrics, time.monotonic()
-                self.cut_off = message.cut_off
-                self.num_running, self.num_waiting = message.num_running, message.num_waiting
-            case Refused():
+            case messages.Status():
+                self.status, self.status_time = message, time.monotonic()
+            case messages.Refused():
                 self._refuse(message.request_ids, message.error())
-            case Faulted():
+            case messages.Faulted():
                 self._refuse(message.request_ids, RequestFailed(message.line))
-            case ResetDone():
+            case messages.ResetDone():
                 self._confirm_reset()
-            case Built():
+            case messages.Built():
                 self._note_built()
-            case Loading():
+            case messages.Loading():
                 self.loaded = message.num_loaded / message.num_total
-            case Ready():
+            case messages.Ready():
                 self._note_built()
                 self._watch.started()
                 self._ready.set_result(message)
-            case Failed():
+            case messages.Failed():
                 failure = UserError(message.line) if message.mistake else EngineDied(message.line)
                 self._die(failure)
 
@@ -273,7 +248,7 @@ class EngineClient:
         if not self._built.done():
             self._built.set_result(None)
 
-    def _deliver(self, message: Deltas) -> None:
+    def _deliver(self, message: messages.Deltas) -> None:
         for delta in message.deltas:
             if submission := self._submissions.get(delta.request_id):
                 self.waiting.begin(delta)
@@ -294,7 +269,7 @@ class EngineClient:
         known = tuple(request_id for request_id in unfinished if request_id in self._submissions)
         self._forget(tuple(request.request_id for request in submission.requests))
         if known and self.failure is None:
-            self._send(Abort(known))
+            self._send(messages.Abort(known))
 
     def _forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
@@ -303,7 +278,7 @@ class EngineClient:
 
     async def _hear(self) -> None:
         while True:
-            self._watch.hear(decode_alive(await self._signs.recv()))
+            self._watch.hear(messages.decode_alive(await self._signs.recv()))
 
     async def _judge(self, process: Process) -> None:
         """Kills an engine that will not go on."""
@@ -313,8 +288,8 @@ class EngineClient:
             now = time.monotonic()
             self._watch.tick(now - then)
             then = now
-        counts = f"sequences running: {self.num_running}, waiting: {self.num_waiting}"
-        self._die(EngineDied(f"{lost}; {counts}"))
+        running, waiting = self.status.num_running, self.status.num_waiting
+        self._die(EngineDied(f"{lost}; sequences running: {running}, waiting: {waiting}"))
         if process.returncode is None:
             process.kill()
 

@@ -32,28 +32,7 @@ from pegboard.life import Life, SignSender
 from pegboard.lifeline import end_with_parent, leave_signals_to_parent
 from pegboard.logs import configure_logging
 from pegboard.progress import progress_bar
-from pegboard.server.messages import (
-    Abort,
-    Add,
-    Alive,
-    Built,
-    Deltas,
-    Failed,
-    Faulted,
-    FromEngine,
-    Loading,
-    Ready,
-    Refused,
-    Reset,
-    ResetDone,
-    Start,
-    Status,
-    Stop,
-    ToEngine,
-    decode_to_engine,
-    encode,
-    life_of,
-)
+from pegboard.server import messages
 from pegboard.server.startup_lines import log_loaded
 
 STATUS_PERIOD_S = 1.0
@@ -70,12 +49,12 @@ class Channel:
         self._socket.set_hwm(0)
         self._socket.connect(address)
 
-    def send(self, message: FromEngine) -> None:
-        self._socket.send(encode(message))
+    def send(self, message: messages.FromEngine) -> None:
+        self._socket.send(messages.encode(message))
 
-    def receive(self) -> ToEngine:
+    def receive(self) -> messages.ToEngine:
         """Waits for the next message."""
-        return decode_to_engine(self._socket.recv())
+        return messages.decode_to_engine(self._socket.recv())
 
     def wait(self, timeout_s: float) -> bool:
         """Whether a message is there, within a time."""
@@ -111,7 +90,7 @@ class Pulse:
             return self._with((WorkerHealth(rank=0, sign=None, silence_s=0.0, ended=line),))
 
     def _with(self, workers: tuple[WorkerHealth, ...]) -> bytes:
-        return encode(Alive(self.life.sign(), self.life.worst_step_s, workers))
+        return messages.encode(messages.Alive(self.life.sign(), self.life.worst_step_s, workers))
 
     def _workers(self) -> tuple[WorkerHealth, ...]:
         if self._engine is None:
@@ -145,22 +124,22 @@ class EngineLoop:
             self._step()
         self._report()
 
-    def _heed(self, message: ToEngine) -> None:
+    def _heed(self, message: messages.ToEngine) -> None:
         match message:
-            case Add():
+            case messages.Add():
                 self._add(message)
-            case Abort():
+            case messages.Abort():
                 for request_id in message.request_ids:
                     self._engine.abort(request_id)
-            case Reset():
+            case messages.Reset():
                 self._engine.reset_prefix_cache()
-                self._channel.send(ResetDone())
-            case Stop():
+                self._channel.send(messages.ResetDone())
+            case messages.Stop():
                 self._stopped = True
-            case Start():
+            case messages.Start():
                 raise AssertionError("the engine has started")
 
-    def _add(self, message: Add) -> None:
+    def _add(self, message: messages.Add) -> None:
         ids = tuple(request.request_id for request in message.requests)
         num_taken = 0
         try:
@@ -169,10 +148,12 @@ class EngineLoop:
                 num_taken += 1
             return
         except RequestError as error:
-            answer: FromEngine = Refused(ids, error.param, error.was, error.allowed, error.fix)
+            answer: messages.FromEngine = messages.Refused(
+                ids, error.param, error.was, error.allowed, error.fix
+            )
         except RequestFailed as error:
             logger.exception("request %r failed", ids[num_taken])
-            answer = Faulted(ids, str(error))
+            answer = messages.Faulted(ids, str(error))
         for request_id in ids[:num_taken]:
             self._engine.abort(request_id)
         self._channel.send(answer)
@@ -180,7 +161,7 @@ class EngineLoop:
     def _step(self) -> None:
         deltas = self._engine.step()
         if deltas:
-            self._channel.send(Deltas(tuple(deltas)))
+            self._channel.send(messages.Deltas(tuple(deltas)))
 
     def _report(self) -> None:
         now = time.monotonic()
@@ -188,7 +169,7 @@ class EngineLoop:
             return
         self._next_status = now + STATUS_PERIOD_S
         self._channel.send(
-            Status(
+            messages.Status(
                 metrics=self._engine.metrics(),
                 num_running=self._engine.num_running,
                 num_waiting=self._engine.num_waiting,
@@ -204,17 +185,17 @@ def main(arguments: Sequence[str]) -> int:
     end_with_parent(int(parent))
     configure_logging()
     pulse, channel = Pulse(), Channel(address)
-    signs = SignSender(lambda socket: socket.connect(life_of(address)), pulse.message)
+    signs = SignSender(lambda socket: socket.connect(messages.life_of(address)), pulse.message)
     try:
         _serve(channel, pulse)
     except UserError as error:
         if os.environ.get("PEGBOARD_RAISE") == "1":
             logger.exception("the engine cannot start")
-        channel.send(Failed(str(error), mistake=True))
+        channel.send(messages.Failed(str(error), mistake=True))
         return 2
     except BaseException as error:
         logger.exception("the engine failed")
-        channel.send(Failed(f"{type(error).__name__}: {error}", mistake=False))
+        channel.send(messages.Failed(f"{type(error).__name__}: {error}", mistake=False))
         return 1
     finally:
         signs.close()
@@ -224,9 +205,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _serve(channel: Channel, pulse: Pulse) -> None:
     start = channel.receive()
-    if isinstance(start, Stop):
+    if isinstance(start, messages.Stop):
         return
-    assert isinstance(start, Start)
+    assert isinstance(start, messages.Start)
     started = time.monotonic()
     engine, prepared = _load(from_wire(start.prepared), channel, pulse)
     log_loaded(prepared, time.monotonic() - started)
@@ -235,7 +216,7 @@ def _serve(channel: Channel, pulse: Pulse) -> None:
         # What was loaded stays: collections that walked it would hold up steps for milliseconds.
         gc.collect()
         gc.freeze()
-        channel.send(Ready(composition.max_model_len, composition.digest, os.getpid()))
+        channel.send(messages.Ready(composition.max_model_len, composition.digest, os.getpid()))
         EngineLoop(engine, channel, pulse.life).run()
     finally:
         engine.close()
@@ -250,9 +231,9 @@ def _load(prepared: Prepared, channel: Channel, pulse: Pulse) -> tuple[EngineCor
 
         def advance(_name: str) -> None:
             bar.advance(task)
-            channel.send(Loading(next(num_loaded), total))
+            channel.send(messages.Loading(next(num_loaded), total))
 
-        starting = Starting(pulse.watch, lambda: channel.send(Built()), advance)
+        starting = Starting(pulse.watch, lambda: channel.send(messages.Built()), advance)
         return start_engine(prepared, starting)
 
 

@@ -8,6 +8,8 @@ first one's address, it sends `Alive` once a second from a thread of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from pegboard.engine.breaker import CutOff
@@ -138,32 +140,15 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
 
 FromEngine = Built | Loading | Ready | Failed | Deltas | Refused | Faulted | ResetDone | Status
 
-_encoder = msgspec.msgpack.Encoder()
-_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
-_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
-_alive = msgspec.msgpack.Decoder(Alive)
+encode: Callable[[ToEngine | FromEngine | Alive], bytes] = msgspec.msgpack.Encoder().encode
+"""The wire form of a message."""
+
+decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine: Callable[[bytes], FromEngine] = msgspec.msgpack.Decoder(FromEngine).decode
+decode_alive: Callable[[bytes], Alive] = msgspec.msgpack.Decoder(Alive).decode
+"""Each raises msgspec.ValidationError when the bytes are no such message."""
 
 
 def life_of(address: str) -> str:
     """The address for signs of life, beside that of all other messages."""
     return f"{address}-life"
-
-
-def encode(message: ToEngine | FromEngine | Alive) -> bytes:
-    """The wire form of a message."""
-    return _encoder.encode(message)
-
-
-def decode_to_engine(data: bytes) -> ToEngine:
-    """Raises msgspec.ValidationError when the bytes are no such message."""
-    return _to_engine.decode(data)
-
-
-def decode_from_engine(data: bytes) -> FromEngine:
-    """Raises msgspec.ValidationError when the bytes are no such message."""
-    return _from_engine.decode(data)
-
-
-def decode_alive(data: bytes) -> Alive:
-    """Raises msgspec.ValidationError when the bytes are no such message."""
-    return _alive.decode(data)
