@@ -1,7 +1,8 @@
 """Two checkouts of Pegboard against each other: what a change costs, or gains, on this machine.
 
-Both engines generate in turns (see `rounds.py`), float32 weights; then both measure the host's part of a
-step (see `bench_step.py`). Writes a JSON file and the table of this folder's README.
+Both engines generate in turns (see `rounds.py`), with float32 weights and with packed ones of 4 and 8 bits;
+then both measure the host's part of a step (see `bench_step.py`). Writes a JSON file and the table of this
+folder's README.
 
     python examples/bench/bench_ab.py ../before            # a checkout with an environment in .venv
     python examples/bench/bench_ab.py ../before --case 1x128x64 --rounds 15 --running 64 256
@@ -17,13 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from peer_process import prepare_models
+from quant_tables import WEIGHTS
 from report import circumstances, markdown, write_result, write_table
 from rounds import PARTS, ratios, round_options, started, take_turns
 
 HERE = Path(__file__).parent
 CASES = ("1x128x64", "8x128x64")
-VARIANTS = {"after": "float32", "after, no limit of a step's time": "float32,unlimited"}
-"""A name to the flags of `peer_pegboard.py`."""
+BEFORE, AFTER, UNLIMITED = "before", "after", "after, no limit of a step's time"
+FLAGS = {BEFORE: "float32", AFTER: "float32", UNLIMITED: "float32,unlimited"}
+"""An engine's name to the flags of `peer_pegboard.py`."""
+MODELS = {"float32": ("hf-f32", (BEFORE, AFTER, UNLIMITED))} | {
+    bits: (file, (BEFORE, AFTER)) for bits, file in WEIGHTS.items()
+}
+"""Weights to their file, and the engines that run it."""
 CONFIDENCE = 0.95
 HOST_STEP = """
 import json, sys, tempfile
@@ -49,15 +56,17 @@ def main() -> None:
     options.case = options.case or list(CASES)
     prepare_models(options.models)
     result = circumstances() | {"rounds": options.rounds, "threads": options.threads}
-    pythons = {"before": str(options.before / ".venv" / "bin" / "python")}
-    pythons |= dict.fromkeys(VARIANTS, sys.executable)
-    peers = [
-        started(name, python, ("pegboard", "hf-f32", VARIANTS.get(name, "float32")), options)
-        for name, python in pythons.items()
-    ]
-    result["cases"] = take_turns(peers, options)
-    for peer in peers:
-        peer.close()
+    python_before = str(options.before / ".venv" / "bin" / "python")
+    result["cases"] = {}
+    for weights, (file, names) in MODELS.items():
+        pythons = {name: python_before if name == BEFORE else sys.executable for name in names}
+        peers = [
+            started(name, python, ("pegboard", file, FLAGS[name]), options)
+            for name, python in pythons.items()
+        ]
+        result["cases"][weights] = take_turns(peers, options)
+        for peer in peers:
+            peer.close()
     result["host_steps"] = {
         str(running): _host_steps(options.before, running, options) for running in options.running
     }
@@ -68,16 +77,17 @@ def main() -> None:
 def table(result: dict[str, Any]) -> str:
     """Speed after to speed before: the median of the rounds, and the interval that holds it."""
     rows = []
-    for case, runs in result["cases"].items():
-        for name in VARIANTS:
-            shown = [interval(ratios(runs[name], runs["before"], part)) for part in PARTS]
-            rows.append([case, name, *shown])
+    for weights, cases in result["cases"].items():
+        for case, runs in cases.items():
+            for name in (name for name in runs if name != BEFORE):
+                shown = [interval(ratios(runs[name], runs[BEFORE], part)) for part in PARTS]
+                rows.append([f"{case}, {weights}", name, *shown])
     for running, lasted in result["host_steps"].items():
         values = [b / a for b, a in zip(lasted["before"], lasted["after"], strict=True)]
-        rows.append([f"host step, {running} sequences", "after", interval(values), "", ""])
+        rows.append([f"host step, {running} sequences", AFTER, interval(values), "", ""])
     caption = (
         f"Medians of {result['rounds']} rounds, and the interval that holds the true one with"
-        f" {CONFIDENCE:.0%}; SmolLM2-135M, float32, threads: {result['threads']}, {result['cpu']}; load"
+        f" {CONFIDENCE:.0%}; SmolLM2-135M, threads: {result['threads']}, {result['cpu']}; load"
         f" of the machine before it: {result['load_before']}. Data: `results/ab.json`."
     )
     return f"{markdown(['speed to before', '', *PARTS], rows)}\n\n{caption}"
