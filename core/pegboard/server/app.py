@@ -26,7 +26,7 @@ from pegboard.server.caller import caller
 from pegboard.server.chat import chat_call, chat_chunks, chat_reply
 from pegboard.server.completions import completion_call, completion_chunks, completion_reply
 from pegboard.server.engine_client import EngineClient
-from pegboard.server.failures import RETRY_AFTER, ApiError, install_handlers
+from pegboard.server.failures import ApiError, install_handlers
 from pegboard.server.json_body import BodyReader, JsonRoute
 from pegboard.server.keys import Keys
 from pegboard.server.middleware import HttpMetrics, LimitBody, WatchRequests
@@ -110,7 +110,7 @@ class Service:
             "dead": f"the engine died: {self.trouble}",
         }.get(self.state)
         if reason is not None:
-            raise ApiError(503, reason, headers=RETRY_AFTER)
+            raise ApiError(503, reason)
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
@@ -190,9 +190,7 @@ class Service:
 
 
 def _queue_is_full(what: str, setting: str) -> ApiError:
-    return ApiError(
-        503, f"too many {what} are waiting (server.limits.{setting})", headers=RETRY_AFTER
-    )
+    return ApiError(503, f"too many {what} are waiting (server.limits.{setting})")
 
 
 def create_app(service: Service) -> FastAPI:

@@ -13,10 +13,10 @@ from pegboard.config import LimitsConfig
 from pegboard.errors import RequestError
 from pegboard.request import JoinedDeltas, Request, SamplingParams, SequenceDelta
 from pegboard.server.caller import Caller
-from pegboard.server.protocol import GenerationBody
+from pegboard.server.protocol import GenerationBody, StreamOptions
 from pegboard.server.replies import PromptTokensDetails, Usage
 from pegboard.server.served_model import ServedModel
-from pegboard.server.submission import Submission
+from pegboard.server.submission import Progress, Submission
 
 CHARACTERS_PER_ID = 8
 """Characters that a repeated token id counts for, against the limit of repeated prompts."""
@@ -29,7 +29,7 @@ class Call:
     Attributes:
         model_name: what the request calls the model, or the first of its names.
         requests: one a prompt; choice `i * n + k` is sequence k of request i.
-        include_usage, continuous_usage: whether a stream counts tokens in a last chunk, and in each.
+        stream_options: of the body, or the defaults.
         num_prompt_logprobs: most likely tokens to show for each place in the prompt; None: the prompt's
             logprobs were not asked for.
         scores_only: the client wants no tokens. The engine generates one all the same, at no cost, and
@@ -43,8 +43,7 @@ class Call:
     model_name: str
     params: SamplingParams
     requests: tuple[Request, ...]
-    include_usage: bool
-    continuous_usage: bool
+    stream_options: StreamOptions
     return_token_ids: bool
     num_prompt_logprobs: int | None
     scores_only: bool = False
@@ -74,9 +73,9 @@ class Call:
         first = self._positions[request_id] * self.params.n
         return range(first, first + self.params.n)
 
-    def echoed(self, choice: int) -> str:
-        """The prompt's text, as it stands before the choice's answer."""
-        return "" if self.echo is None else self.echo[choice // self.params.n]
+    def echoed(self, choice: int) -> str | None:
+        """The prompt's text, as it stands before the choice's answer; None: it does not."""
+        return None if self.echo is None else self.echo[choice // self.params.n]
 
     async def deltas(self, submission: Submission) -> AsyncIterator[SequenceDelta]:
         """The engine's deltas, less those that the client did not ask for.
@@ -112,8 +111,8 @@ def make_call(
             prompt_token_ids=prompt,
             params=params,
             priority=body.priority or 0,
-            tenant=asker.tenant(body.user),
-            cache_salt=asker.cache_salt(body.cache_salt),
+            tenant=asker.namespaced(body.user),
+            cache_salt=asker.namespaced(body.cache_salt),
             prefix_cache=body.prefix_cache or "on",
         )
         for position, prompt in enumerate(prompts)
@@ -126,8 +125,7 @@ def make_call(
         model_name=model.named(body.model),
         params=params,
         requests=requests,
-        include_usage=body.include_usage,
-        continuous_usage=body.continuous_usage,
+        stream_options=body.stream_options or StreamOptions(),
         return_token_ids=bool(body.return_token_ids),
         num_prompt_logprobs=body.prompt_logprobs,
         scores_only=body.scores_only,
@@ -190,19 +188,13 @@ def _too_many_logprobs(number: int, limits: LimitsConfig) -> RequestError:
     )
 
 
-class Tally:
-    """Counts the tokens of a call's deltas."""
+class Tally(Progress):
+    """The progress of a call as far as its reader has seen it, and as the answer shows it."""
 
     def __init__(self, call: Call) -> None:
-        self._is_shown = call.continuous_usage
+        super().__init__()
+        self._is_shown = call.stream_options.continuous_usage_stats
         self._num_prompt_tokens = sum(len(r.prompt_token_ids) for r in call.requests)
-        self._num_cached_tokens: dict[str, int] = {}
-        self._num_output_tokens: dict[tuple[str, int], int] = {}
-
-    def add(self, delta: SequenceDelta) -> None:
-        if delta.index == 0:
-            self._num_cached_tokens[delta.request_id] = delta.num_cached_tokens
-        self._num_output_tokens[delta.request_id, delta.index] = delta.num_output_tokens
 
     @property
     def so_far(self) -> Usage | None:
@@ -210,12 +202,11 @@ class Tally:
         return self.usage() if self._is_shown else None
 
     def usage(self) -> Usage:
-        completion = sum(self._num_output_tokens.values())
         return Usage(
             prompt_tokens=self._num_prompt_tokens,
-            completion_tokens=completion,
-            total_tokens=self._num_prompt_tokens + completion,
-            prompt_tokens_details=PromptTokensDetails(sum(self._num_cached_tokens.values())),
+            completion_tokens=self.num_output_tokens,
+            total_tokens=self._num_prompt_tokens + self.num_output_tokens,
+            prompt_tokens_details=PromptTokensDetails(self.num_cached_tokens),
         )
 
 

@@ -20,15 +20,9 @@ class Caller:
 
     key: int | None = None
 
-    def tenant(self, user: str | None) -> str:
-        """Whose requests these are, for schedulers; "" when nothing tells them from others."""
-        return self._typed(user)
-
-    def cache_salt(self, salt: str | None) -> str:
-        """Requests of the same salt share KV; "" when neither key nor client keeps them apart."""
-        return self._typed(salt)
-
-    def _typed(self, text: str | None) -> str:
+    def namespaced(self, text: str | None) -> str:
+        """The client's user or cache salt as the engine gets it; "" when neither key nor text tells its
+        requests from others."""
         if self.key is None and not text:
             return ""
         return f"{'' if self.key is None else self.key}:{text or ''}"

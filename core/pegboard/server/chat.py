@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from pegboard.request import SequenceDelta, TokenLogprob
 from pegboard.server.call import Call, Tally, check_limits, make_call
@@ -19,7 +19,6 @@ from pegboard.server.replies import (
     ChatDelta,
     ChatLogprobs,
     ChatReplyMessage,
-    PromptLogprobs,
     Usage,
 )
 from pegboard.server.served_model import ServedModel, TokenTexts
@@ -64,7 +63,7 @@ def chat_reply(
         choices=choices,
         usage=usage,
         prompt_token_ids=call.prompt(0) if call.return_token_ids else UNSET,
-        prompt_logprobs=_prompt_logprobs(call, answers[0], texts),
+        prompt_logprobs=prompt_logprobs(call, answers[0], texts),
     )
 
 
@@ -82,7 +81,7 @@ async def chat_chunks(
             yield _chunk(call, [_content(call, delta, texts)], tally.so_far)
         if delta.finish_reason is not None:
             yield _chunk(call, [_finish(delta)], tally.so_far)
-    if call.include_usage:
+    if call.stream_options.include_usage:
         yield _chunk(call, [], tally.usage())
 
 
@@ -110,14 +109,6 @@ def _logprobs(
     if call.params.logprobs is None:
         return None
     return chat_logprobs(entries, texts)
-
-
-def _prompt_logprobs(
-    call: Call, answer: SequenceDelta, texts: TokenTexts
-) -> PromptLogprobs | UnsetType:
-    if call.num_prompt_logprobs is None:
-        return UNSET
-    return prompt_logprobs(answer.prompt_logprobs or (), call.num_prompt_logprobs, texts)
 
 
 def _chunk(call: Call, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatChunk:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from msgspec import UNSET, UnsetType
+import msgspec
+from msgspec import UNSET
 
 from pegboard.request import SequenceDelta, TokenLogprob
 from pegboard.server.call import Call, Tally, check_limits, make_call
 from pegboard.server.caller import Caller
 from pegboard.server.logprobs import ChoiceLogprobs, joined, prompt_logprobs
 from pegboard.server.protocol import CompletionBody
-from pegboard.server.replies import (
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    PromptLogprobs,
-    Usage,
-)
+from pegboard.server.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from pegboard.server.served_model import ServedModel, TokenTexts
 from pegboard.server.submission import Submission
 
@@ -81,18 +76,18 @@ async def completion_chunks(
             choice = stream.next(delta, values)
         if choice.text or choice.logprobs or choice.finish_reason or choice.token_ids:
             yield _completion(call, [choice], tally.so_far)
-    if call.include_usage:
+    if call.stream_options.include_usage:
         yield _completion(call, [], tally.usage())
 
 
 class _ChoiceStream:
-    """One choice of a stream; the first chunk echoes the prompt where that was asked for."""
+    """One choice, in one delta or many; the first echoes the prompt where that was asked for."""
 
     def __init__(self, call: Call, index: int, texts: TokenTexts) -> None:
         self._call = call
         self._index = index
         self._logprobs = ChoiceLogprobs(texts, call.params.logprobs or 0)
-        self._echo: str | None = None if call.echo is None else call.echoed(index)
+        self._echo = call.echoed(index)
 
     @property
     def echoes(self) -> bool:
@@ -130,37 +125,12 @@ class _ChoiceStream:
 
 
 def _choice(call: Call, index: int, answer: SequenceDelta, texts: TokenTexts) -> CompletionChoice:
-    return CompletionChoice(
-        index=index,
-        text=call.echoed(index) + answer.text,
-        logprobs=_columns(call, index, answer, texts),
-        finish_reason=answer.finish_reason,
-        stop_reason=answer.stop_reason,
-        token_ids=answer.token_ids if call.return_token_ids else UNSET,
+    choice = _ChoiceStream(call, index, texts).next(answer, answer.prompt_logprobs or ())
+    return msgspec.structs.replace(
+        choice,
         prompt_token_ids=call.prompt(index) if call.return_token_ids else UNSET,
-        prompt_logprobs=_prompt_logprobs(call, answer, texts),
+        prompt_logprobs=prompt_logprobs(call, answer, texts),
     )
-
-
-def _columns(
-    call: Call, index: int, answer: SequenceDelta, texts: TokenTexts
-) -> CompletionLogprobs | None:
-    if call.params.logprobs is None:
-        return None
-    logprobs, parts = ChoiceLogprobs(texts, call.params.logprobs), []
-    if call.echo is not None:
-        prompt = call.prompt(index)
-        parts.append(logprobs.prompt(call.echoed(index), prompt, answer.prompt_logprobs or ()))
-    parts.append(logprobs.answer(answer.logprobs or ()))
-    return joined(parts)
-
-
-def _prompt_logprobs(
-    call: Call, answer: SequenceDelta, texts: TokenTexts
-) -> PromptLogprobs | UnsetType:
-    if call.num_prompt_logprobs is None:
-        return UNSET
-    return prompt_logprobs(answer.prompt_logprobs or (), call.num_prompt_logprobs, texts)
 
 
 def _completion(

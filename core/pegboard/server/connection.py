@@ -10,7 +10,7 @@ import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from pegboard.server.failures import RETRY_AFTER, ApiError, shown
+from pegboard.server.failures import ApiError, shown
 from pegboard.server.places import Places
 from pegboard.server.request_log import RequestLog
 from pegboard.server.strict_http import StrictHttp
@@ -61,9 +61,7 @@ class BoundedConnection(H11Protocol):
         cast(Any, transport).max_size = MAX_READ_BYTES
         if self._places is not None and not self._places.take(self):
             most = f"{self._places.max_connections} connections"
-            return self._refuse(
-                ApiError(503, f"the server is busy with {most}", headers=RETRY_AFTER)
-            )
+            return self._refuse(ApiError(503, f"the server is busy with {most}"))
         self._await(h11.IDLE)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -20,6 +20,7 @@ MAX_SHOWN = 200
 """Characters of a refusal. A refused body can be megabytes long; the answer does not repeat it."""
 
 RETRY_AFTER = {"retry-after": "1"}
+"""Headers of each 503 that states no others."""
 
 
 def shown(text: str) -> str:
@@ -46,7 +47,7 @@ class ApiError(Exception):
         message: one line.
         param: the request's field that is wrong.
         code: machine-readable, where clients know one.
-        headers: of the answer.
+        headers: of the answer; without any, 503 says when to come again.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class ApiError(Exception):
         self.status = status
         self.param = param
         self.code = code
-        self.headers = dict(headers or {})
+        self.headers = dict(headers or (RETRY_AFTER if status == 503 else {}))
 
     def body(self) -> ErrorBody:
         kind = _TYPES.get(
@@ -109,7 +110,7 @@ def as_api_error(error: Exception) -> ApiError:
         case UserError():
             return ApiError(400, str(error))
         case EngineDied():
-            return ApiError(503, f"the engine died: {error}", headers=RETRY_AFTER)
+            return ApiError(503, f"the engine died: {error}")
         case EngineError():
             return ApiError(500, str(error))
     return ApiError(500, "internal error; the server's log says more")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from pegboard.request import TokenLogprob
+from msgspec import UNSET, UnsetType
+
+from pegboard.request import SequenceDelta, TokenLogprob
+from pegboard.server.call import Call
 from pegboard.server.replies import (
     ChatLogprobs,
     ChatTokenLogprob,
@@ -125,9 +128,13 @@ def chat_logprobs(entries: Sequence[TokenLogprob], texts: TokenTexts) -> ChatLog
 
 
 def prompt_logprobs(
-    entries: Sequence[TokenLogprob | None], num_top: int, texts: TokenTexts
-) -> PromptLogprobs:
-    """One entry a prompt token: the most likely tokens there, and the token itself."""
+    call: Call, answer: SequenceDelta, texts: TokenTexts
+) -> PromptLogprobs | UnsetType:
+    """One entry a prompt token: the most likely tokens there, and the token itself. UNSET: not asked
+    for."""
+    if (num_top := call.num_prompt_logprobs) is None:
+        return UNSET
+    entries = answer.prompt_logprobs or ()
     return [None if entry is None else _prompt_entry(entry, num_top, texts) for entry in entries]
 
 

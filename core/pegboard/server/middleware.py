@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pegboard.server.failures import RETRY_AFTER, ApiError
+from pegboard.server.failures import ApiError
 from pegboard.server.request_log import RequestLog
 
 
@@ -43,7 +43,7 @@ class LimitBody:
             if num_bytes > self._max_bytes:
                 raise HTTPException(413, self._refusal())
             if self._num_held > self._max_together:
-                raise HTTPException(503, "too many bodies are being read", headers=RETRY_AFTER)
+                raise HTTPException(503, "too many bodies are being read")
             is_whole = not message.get("more_body", False)
             return message
 

@@ -170,14 +170,6 @@ class GenerationBody(Body):
         return self
 
     @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-    @property
     def scores_only(self) -> bool:
         """Whether nothing is to be generated."""
         return False

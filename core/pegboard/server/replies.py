@@ -49,6 +49,15 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """One entry a prompt token, from token id to its logprob and text; null for the first token."""
 
 
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that all completions and their chunks have."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
@@ -60,14 +69,10 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class Completion(_Answer, frozen=True, kw_only=True):
     """The whole answer, and also each chunk of a stream."""
 
-    id: str
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType = UNSET
 
@@ -80,10 +85,7 @@ class TopLogprob(msgspec.Struct, frozen=True):
     bytes: list[int] | None
 
 
-class ChatTokenLogprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int] | None
+class ChatTokenLogprob(TopLogprob, frozen=True):
     top_logprobs: list[TopLogprob]
 
 
@@ -107,12 +109,8 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+class ChatCompletion(_Answer, frozen=True, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
@@ -133,12 +131,8 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
-class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+class ChatChunk(_Answer, frozen=True, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType = UNSET
 

@@ -7,37 +7,17 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from pegboard.config import LimitsConfig
 from pegboard.errors import RequestError, TokenizerError
 from pegboard.request import SamplingParams
 from pegboard.sampling_defaults import SamplingDefaults
+from pegboard.server.chat_renderer import QueuedChatRenderer
 from pegboard.server.failures import ApiError
 
-
-class Tokenizer(Protocol):
-    """The methods of the checkpoint's tokenizer that the server uses."""
-
-    @property
-    def max_token_bytes(self) -> int: ...
-    def encode(self, text: str, *, special: bool = True) -> list[int]: ...
-    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str: ...
-    def token(self, token_id: int) -> str: ...
-    def token_bytes(self, token_id: int) -> bytes: ...
-    def is_skipped(self, token_id: int) -> bool: ...
-
-
-class Renderer(Protocol):
-    """Renders conversations."""
-
-    async def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        max_bytes: int,
-        add_generation_prompt: bool = True,
-    ) -> str: ...
+if TYPE_CHECKING:
+    from pegboard.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -64,7 +44,7 @@ class ServedModel:
     max_model_len: int
     fingerprint: str
     tokenizer: Tokenizer | None
-    renderer: Renderer | None
+    renderer: QueuedChatRenderer | None
     limits: LimitsConfig
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     encoding: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pegboard.errors import EngineError, PegboardError
-from pegboard.request import JoinedDeltas, Request, SequenceDelta, TokenLogprob
+from pegboard.request import JoinedDeltas, Request, SequenceDelta
 
 MAX_WAITING = 2**20
 """Bytes, about, that may wait for a slow reader before its requests are given up."""
@@ -145,9 +145,5 @@ def _size(delta: SequenceDelta) -> int:
     return (
         4 * len(delta.text)
         + 32 * len(delta.token_ids)
-        + sum(_size_of_logprobs(entry) for entry in delta.logprobs or ())
+        + sum(100 + 64 * len(entry.top_ids) for entry in delta.logprobs or ())
     )
-
-
-def _size_of_logprobs(entry: TokenLogprob) -> int:
-    return 100 + 64 * len(entry.top_ids)

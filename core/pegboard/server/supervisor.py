@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
@@ -34,10 +34,13 @@ from pegboard.server.messages import Ready, Start
 from pegboard.server.open_files import max_connections, raise_limit
 from pegboard.server.places import Places
 from pegboard.server.request_log import RequestLog
-from pegboard.server.served_model import ServedModel, Tokenizer
+from pegboard.server.served_model import ServedModel
 from pegboard.server.sites import is_loopback
 from pegboard.server.sparse_log import SparseLog
 from pegboard.server.startup_lines import log_settings
+
+if TYPE_CHECKING:
+    from pegboard.tokenizer import Tokenizer
 
 DRAIN_S = 30.0
 """Seconds that open requests may go on after the first signal."""

@@ -12,13 +12,12 @@ texts = st.text(alphabet="01:9a", max_size=4) | st.text(max_size=5) | st.none()
 
 
 @given(callers, texts, callers, texts)
-def test_two_share_a_salt_when_key_and_text_are_the_same(
+def test_two_share_a_salt_or_a_tenant_when_key_and_text_are_the_same(
     one: Caller, first: str | None, other: Caller, second: str | None
 ) -> None:
     same = one == other and (first or "") == (second or "")
-    assert (one.cache_salt(first) == other.cache_salt(second)) == same
-    assert (one.tenant(first) == other.tenant(second)) == same
+    assert (one.namespaced(first) == other.namespaced(second)) == same
 
 
 def test_without_keys_and_texts_all_are_one() -> None:
-    assert Caller().cache_salt(None) == Caller().cache_salt("") == Caller().tenant(None) == ""
+    assert Caller().namespaced(None) == Caller().namespaced("") == ""
