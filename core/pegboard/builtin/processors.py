@@ -6,7 +6,7 @@ They depend on a row's history and parameters alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -15,24 +15,34 @@ from numpy.typing import NDArray
 from pegboard.builtin.processor_params import LogitBiasParams, MinTokensParams, PenaltiesParams
 from pegboard.interfaces.logits_processor import LogitRow, LogitsProcessor, ProcessorContext
 
+T = TypeVar("T")
 
-class Penalties(LogitsProcessor):
+
+class _OfRows(LogitsProcessor, Generic[T]):
+    """A processor that keeps one value for each row, from `admit` to `release`."""
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self._vocab_size = context.vocab_size
+        self._device = torch.device(context.device)
+        self._values: dict[int, T] = {}
+
+    def release(self, row: int) -> None:
+        self._values.pop(row, None)
+
+
+class Penalties(_OfRows[PenaltiesParams]):
     """Lowers the logits of tokens that were seen.
 
     Repetition acts on prompt and output: a positive logit is divided by the penalty, a negative one
     multiplied. Presence and frequency are then subtracted for tokens of the output.
     """
 
-    def __init__(self, context: ProcessorContext) -> None:
-        self._device = torch.device(context.device)
-        self._params: dict[int, PenaltiesParams] = {}
-
     def admit(self, row: int, params: Mapping[str, Any]) -> None:
-        self._params[row] = PenaltiesParams(**params)
+        self._values[row] = PenaltiesParams(**params)
 
     def apply(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> None:
         for i, row in enumerate(rows):
-            params = self._params[row.row]
+            params = self._values[row.row]
             if params.repetition_penalty != 1.0:
                 ids = self._tensor(np.unique(row.history))
                 seen = logits[i, ids]
@@ -45,47 +55,34 @@ class Penalties(LogitsProcessor):
                 cost = params.presence_penalty + params.frequency_penalty * self._tensor(counts)
                 logits[i, self._tensor(generated)] -= cost
 
-    def release(self, row: int) -> None:
-        self._params.pop(row, None)
-
     def _tensor(self, values: NDArray[np.integer]) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self._device)
 
 
-class LogitBias(LogitsProcessor):
+class LogitBias(_OfRows[tuple[torch.Tensor, torch.Tensor]]):
     """Adds a number to the logits of chosen tokens."""
-
-    def __init__(self, context: ProcessorContext) -> None:
-        self._vocab_size = context.vocab_size
-        self._device = torch.device(context.device)
-        self._bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def admit(self, row: int, params: Mapping[str, Any]) -> None:
         bias = LogitBiasParams(**params).logit_bias
         if bias and max(bias) >= self._vocab_size:
             raise ValueError(f"token id {max(bias)} is outside a vocabulary of {self._vocab_size}")
-        self._bias[row] = (
+        self._values[row] = (
             torch.tensor(list(bias), dtype=torch.int64, device=self._device),
             torch.tensor(list(bias.values()), dtype=torch.float32, device=self._device),
         )
 
     def apply(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> None:
         for i, row in enumerate(rows):
-            ids, values = self._bias[row.row]
+            ids, values = self._values[row.row]
             logits[i, ids] += values
 
-    def release(self, row: int) -> None:
-        self._bias.pop(row, None)
 
-
-class MinTokens(LogitsProcessor):
+class MinTokens(_OfRows[tuple[int, torch.Tensor]]):
     """Bans the tokens that would end a sequence until it has a number of tokens."""
 
     def __init__(self, context: ProcessorContext) -> None:
-        self._vocab_size = context.vocab_size
-        self._device = torch.device(context.device)
+        super().__init__(context)
         self._eos_token_ids = context.eos_token_ids
-        self._banned: dict[int, tuple[int, torch.Tensor]] = {}
 
     def admit(self, row: int, params: Mapping[str, Any]) -> None:
         values = MinTokensParams(**params)
@@ -94,13 +91,10 @@ class MinTokens(LogitsProcessor):
         if len(ids) == self._vocab_size:
             raise ValueError("every token would end the sequence")
         tensor = torch.tensor(ids, dtype=torch.int64, device=self._device)
-        self._banned[row] = (values.min_tokens, tensor)
+        self._values[row] = (values.min_tokens, tensor)
 
     def apply(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> None:
         for i, row in enumerate(rows):
-            min_tokens, ids = self._banned[row.row]
+            min_tokens, ids = self._values[row.row]
             if row.position - row.num_prompt_tokens < min_tokens:
                 logits[i, ids] = float("-inf")
-
-    def release(self, row: int) -> None:
-        self._banned.pop(row, None)

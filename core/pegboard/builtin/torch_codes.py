@@ -14,7 +14,6 @@ rounded inputs, q * d.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -61,7 +60,11 @@ class Codes:
 
 def codes_of(weight: LinearWeight, device: torch.device) -> Codes:
     """Moves a weight to the device."""
-    moved = _with_tensors(weight, lambda tensor: tensor.to(device))
+    values = {field.name: getattr(weight, field.name) for field in fields(weight)}
+    tensors: dict[str, Any] = {
+        name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)
+    }
+    moved = replace(weight, **tensors)
     in_features = weight.shape[1]
     groups = input_groups(weight)
     order = groups.argsort(stable=True)
@@ -158,13 +161,3 @@ def fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     even = total.view(torch.int64) & 1 == 0
     odd = total.nextafter(error.sign() * torch.inf)
     return torch.where(even & (error.abs() > 0), odd, total).float()
-
-
-def _with_tensors(
-    weight: LinearWeight, change: Callable[[torch.Tensor], torch.Tensor]
-) -> LinearWeight:
-    values = {field.name: getattr(weight, field.name) for field in fields(weight)}
-    tensors: dict[str, Any] = {
-        name: change(value) for name, value in values.items() if isinstance(value, torch.Tensor)
-    }
-    return replace(weight, **tensors)

@@ -104,7 +104,10 @@ def worker_parts(
     )
     kernels = {name: kernel(name) for name in ("rms_norm", "rotary", "silu_mul", "sample")}
     context = ProcessorContext(VOCAB, NUM_ROWS, "cpu")
-    builtin = {"penalties": Penalties(context), "logit_bias": LogitBias(context)}
+    builtin: dict[str, LogitsProcessor] = {
+        "penalties": Penalties(context),
+        "logit_bias": LogitBias(context),
+    }
     unit = UnitParts(
         name="target",
         rank=0,
