@@ -23,7 +23,7 @@ from pegboard.interfaces.kv_allocator import (
 
 @dataclass(slots=True, eq=False)
 class _Holding:
-    """What an owner has. Two owners' holdings are never the same, even with the same blocks.
+    """The holdings of one owner. Two owners' holdings are never the same, even with the same blocks.
 
     Attributes:
         tables: its blocks, a group; 0 where the window gave one back.

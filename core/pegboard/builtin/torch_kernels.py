@@ -41,7 +41,7 @@ def torch_kernel(context: KernelContext) -> Kernel:
 
 
 class _TorchKernel(Kernel):
-    """What the kernels share: their dtype and device."""
+    """The base of the kernels: their dtype and device."""
 
     def __init__(self, context: KernelContext) -> None:
         self._dtype: torch.dtype = getattr(torch, context.activation_dtype)

@@ -50,7 +50,7 @@ class KVScales:
 
 @dataclass(frozen=True, slots=True)
 class AttentionContext:
-    """The context of a backend\'s factory.
+    """The context of a backend's factory.
 
     Attributes:
         layers: attention of each decoder layer.

@@ -1,4 +1,4 @@
-"""What is known of the machine before anything is resolved, read without torch."""
+"""Facts of the machine, read without torch before anything is resolved."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class DraftSlots:
 
 @dataclass(frozen=True, slots=True)
 class DrafterFacts:
-    """What a drafter's `describe` answers.
+    """The answer of a drafter's `describe`.
 
     Attributes:
         shape: its own model: the shape of layers that it builds itself, `registry` for a model that a

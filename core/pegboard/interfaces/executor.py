@@ -91,7 +91,7 @@ class WorkerProgram:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorContext:
-    """The context of an executor\'s factory.
+    """The context of an executor's factory.
 
     Attributes:
         devices: one entry a rank, `cpu` or `cuda:0`, ...

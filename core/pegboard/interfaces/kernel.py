@@ -32,7 +32,7 @@ PackedWeight = NewType("PackedWeight", object)
 
 @dataclass(frozen=True, slots=True)
 class KernelContext:
-    """The context of a kernel\'s factory.
+    """The context of a kernel's factory.
 
     Attributes:
         operation: one of `OPERATIONS` or `JOINT_OPERATIONS`.

@@ -1,4 +1,4 @@
-"""What host, worker and planner all say about KV memory."""
+"""Descriptions of KV memory that host, worker and planner share."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Owner = int | str
 
 @dataclass(frozen=True, slots=True)
 class AllocatorContext:
-    """The context of an allocator\'s factory.
+    """The context of an allocator's factory.
 
     Attributes:
         groups: KV groups.
@@ -67,7 +67,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What growing a sequence changed.
+    """The changes that growing a sequence made.
 
     Attributes:
         new_blocks: for each group, (table entry, block) pairs.
@@ -155,7 +155,7 @@ class KVAllocator(ABC):
 
 
 class SharedBlocks(ABC):
-    """What an allocator whose blocks can have several owners offers beside `KVAllocator`.
+    """An allocator whose blocks can have several owners implements this beside `KVAllocator`.
 
     Manifest promise: `sharing`.
     """
@@ -187,7 +187,7 @@ class SharedBlocks(ABC):
 
 
 class PinnedBlocks(ABC):
-    """What an allocator that serves KV transfers offers beside `KVAllocator`.
+    """An allocator that serves KV transfers implements this beside `KVAllocator`.
 
     Manifest promise: `pinning`.
     """

@@ -27,7 +27,7 @@ VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class TransferContext:
-    """The context of a transfer\'s factory.
+    """The context of a transfer's factory.
 
     Attributes:
         groups: KV groups.

@@ -29,7 +29,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ProcessorContext:
-    """The context of a processor\'s factory.
+    """The context of a processor's factory.
 
     Attributes:
         vocab_size: logits a row.

@@ -15,7 +15,7 @@ VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class ObserverContext:
-    """The context of an observer\'s factory.
+    """The context of an observer's factory.
 
     Attributes:
         model: name under which the model is served.
@@ -198,7 +198,7 @@ Event = (
     | BreakerChanged
     | ErrorHappened
 )
-"""What an observer hears."""
+"""Events that an observer hears."""
 
 
 def kv_usage(ledgers: Sequence[KVLedger]) -> float:
@@ -226,7 +226,7 @@ class Observer(ABC):
 
 
 class MetricsText(ABC):
-    """What an observer that renders metrics offers beside `Observer`."""
+    """An observer that renders metrics implements this beside `Observer`."""
 
     @abstractmethod
     def render(self) -> str:

@@ -20,7 +20,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheContext:
-    """The context of a cache\'s factory.
+    """The context of a cache's factory.
 
     Attributes:
         groups: KV groups.

@@ -47,7 +47,7 @@ ACTIVATIONS = ("float", "static", "dynamic", "grouped")
 
 @dataclass(frozen=True, slots=True)
 class QuantizerContext:
-    """The context of a quantizer\'s factory, which takes it beside its options.
+    """The context of a quantizer's factory, which takes it beside its options.
 
     Attributes:
         facts: the checkpoint.

@@ -21,7 +21,7 @@ nobody more. Each may cost a look into the prefix cache."""
 
 @dataclass(frozen=True, slots=True)
 class SchedulerContext:
-    """The context of a scheduler\'s factory, which takes it beside its options.
+    """The context of a scheduler's factory, which takes it beside its options.
 
     Attributes:
         max_num_seqs: most running sequences.

@@ -12,7 +12,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class SpeculationContext:
-    """The context of a policy\'s factory.
+    """The context of a policy's factory.
 
     Attributes:
         num_speculative_tokens: the config's number, or the drafter's own default.

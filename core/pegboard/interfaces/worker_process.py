@@ -1,4 +1,4 @@
-"""What an executor and a worker's process say to each other.
+"""The messages of an executor and a worker's process.
 
 The process is started by `WorkerProgram.argv`. The first line of its standard input is a `Connection` as
 JSON; the input then stays open, and when it closes the process ends.
@@ -19,7 +19,7 @@ from pegboard.interfaces.executor import Sign
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a worker's process finds its executor. Keys are CURVE's, in Z85.
+    """The addresses and keys by which a worker's process reaches its executor. Keys are CURVE's, in Z85.
 
     Attributes:
         requests, answers: addresses to connect to.
@@ -91,7 +91,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class UnusableKernel(msgspec.Struct, frozen=True):
-    """What makes a `pegboard.errors.KernelUnusable`."""
+    """The arguments of a `pegboard.errors.KernelUnusable`."""
 
     operation: str
     family: str
@@ -115,7 +115,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
-    """What the process is doing."""
+    """A sign of life, sent every second: the step that the process runs."""
 
     rank: int
     sign: Sign
