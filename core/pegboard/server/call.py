@@ -134,8 +134,15 @@ def make_call(
     )
 
 
-def check_limits(limits: LimitsConfig, params: SamplingParams, num_prompts: int) -> None:
-    """Raises RequestError naming a field that asks for more than the operator allows."""
+def read_params(body: GenerationBody, model: ServedModel, num_prompts: int) -> SamplingParams:
+    """The sampling parameters of a body.
+
+    Raises:
+        RequestError: a field is out of range, or asks for more than the operator allows.
+        ApiError: there is no such model.
+    """
+    model.named(body.model)
+    params, limits = body.sampling_params(model.sampling_defaults), model.limits
     if params.n > limits.n:
         raise RequestError("n", f"{params.n}", allowed=limits.allowed("n"))
     num_sequences = params.n * num_prompts
@@ -146,6 +153,8 @@ def check_limits(limits: LimitsConfig, params: SamplingParams, num_prompts: int)
                 f"{num_sequences} sequences, {params.n} for each of {num_prompts} prompts",
                 allowed=limits.allowed(setting),
             )
+    model.check_params(params)
+    return params
 
 
 def _check_answer(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from msgspec import UNSET
 
 from pegboard.request import SequenceDelta, TokenLogprob
-from pegboard.server.call import Call, Tally, check_limits, make_call
+from pegboard.server.call import Call, Tally, make_call, read_params
 from pegboard.server.caller import Caller
 from pegboard.server.logprobs import chat_logprobs, prompt_logprobs
 from pegboard.server.protocol import ChatBody
@@ -31,10 +31,7 @@ async def chat_call(body: ChatBody, model: ServedModel, asker: Caller) -> Call:
     Raises:
         UserError, ApiError: it cannot be honoured.
     """
-    model.named(body.model)
-    params = body.sampling_params(model.sampling_defaults)
-    check_limits(model.limits, params, 1)
-    model.check_params(params)
+    params = read_params(body, model, num_prompts=1)
     prompt = await model.encode_chat([message.for_template() for message in body.messages])
     model.check_length("messages", len(prompt))
     return make_call("chatcmpl", body, model, params, [prompt], asker)

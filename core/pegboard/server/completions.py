@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from pegboard.request import SequenceDelta, TokenLogprob
-from pegboard.server.call import Call, Tally, check_limits, make_call
+from pegboard.server.call import Call, Tally, make_call, read_params
 from pegboard.server.caller import Caller
 from pegboard.server.logprobs import ChoiceLogprobs, joined, prompt_logprobs
 from pegboard.server.protocol import CompletionBody
@@ -24,10 +24,7 @@ async def completion_call(body: CompletionBody, model: ServedModel, asker: Calle
     Raises:
         UserError, ApiError: it cannot be honoured.
     """
-    model.named(body.model)
-    params = body.sampling_params(model.sampling_defaults)
-    check_limits(model.limits, params, len(body.prompts))
-    model.check_params(params)
+    params = read_params(body, model, len(body.prompts))
     for prompt in body.prompts:
         model.check_prompt(prompt)
     prompts = []

@@ -30,6 +30,9 @@ from pegboard.server.keys import without_keys
 from pegboard.server.submission import Submission
 from pegboard.server.waiting import Waiting
 
+ENGINE_COMMAND = (sys.executable, "-P", "-m", f"{__package__}.engine_process")
+"""It is followed by the socket's address and this process's id."""
+
 STOP_S = 10.0
 """Seconds that the engine's process may take to close before it is killed."""
 
@@ -46,15 +49,11 @@ class EngineClient:
         waiting: sequences that have not brought a token yet.
     """
 
-    def __init__(
-        self, start: messages.Start, watch: EngineWatch, command: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, start: messages.Start, watch: EngineWatch) -> None:
         """
         Args:
             start: the config to build the engine of.
             watch: judges whether it lives.
-            command: argv of a process that speaks `messages`; the socket's address and this
-                process's id are appended.
         """
         self.loaded = 0.0
         self.facts: messages.Ready | None = None
@@ -62,12 +61,6 @@ class EngineClient:
         self.status_time: float | None = None
         self._watch = watch
         self._start = start
-        self._command = tuple(command) or (
-            sys.executable,
-            "-P",
-            "-m",
-            f"{__package__}.engine_process",
-        )
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
@@ -112,19 +105,16 @@ class EngineClient:
             # The child reads its input to learn of this process's end, so the pipe stays open. A terminal's
             # Ctrl-C is for this process, which ends the child: so that has a group of its own.
             self._process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *ENGINE_COMMAND,
                 address,
                 str(os.getpid()),
                 stdin=PIPE,
                 env=without_keys(os.environ),
                 process_group=0,
             )
-            self._tasks = [
-                asyncio.create_task(self._receive()),
-                asyncio.create_task(self._hear()),
-                asyncio.create_task(self._judge(self._process)),
-                asyncio.create_task(self._await_exit(self._process)),
-            ]
+            judge, await_exit = self._judge(self._process), self._await_exit(self._process)
+            work = (self._receive(), self._hear(), judge, await_exit)
+            self._tasks = [asyncio.create_task(one) for one in work]
             self._send(self._start)
             self.facts = await self._ready
         return self.facts

@@ -6,7 +6,6 @@ no wish of a client is dropped silently.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -19,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from pegboard.config_values import nearest
 from pegboard.errors import RequestError
 from pegboard.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from pegboard.sampling_defaults import SamplingDefaults
@@ -354,5 +354,5 @@ def _read_logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
 
 
 def _nearest(name: str, body: type[GenerationBody]) -> str:
-    close = difflib.get_close_matches(name[:50], body.model_fields, n=1)
-    return f"did you mean {close[0]}?" if close else "leave it out"
+    meant = nearest(name[:50], list(body.model_fields))
+    return f"did you mean {meant}?" if meant else "leave it out"

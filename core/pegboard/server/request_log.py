@@ -12,6 +12,7 @@ from pegboard.server.access import PUBLIC_PATHS
 from pegboard.server.failures import shown
 from pegboard.server.sparse_log import SparseLog
 from pegboard.server.submission import Submission
+from pegboard.server.waiting import num_sequences
 
 MAX_REFUSALS = 20
 PERIOD_S = 10.0
@@ -64,7 +65,7 @@ def _answered(
     first = "-" if progress.first_token_s is None else f"{progress.first_token_s:.3f}"
     return (
         f"request status={status} path={shown(scope['path'])} id={call_id}"
-        f" prompts={len(requests)} sequences={sum(request.params.n for request in requests)}"
+        f" prompts={len(requests)} sequences={num_sequences(requests)}"
         f" reasons={','.join(f'{reason}:{n}' for reason, n in sorted(reasons.items())) or '-'}"
         f" prompt_tokens={sum(len(request.prompt_token_ids) for request in requests)}"
         f" cached_tokens={progress.num_cached_tokens} output_tokens={progress.num_output_tokens}"
