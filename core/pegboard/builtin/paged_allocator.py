@@ -134,7 +134,7 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
 
     def _drop(self, holding: _Holding, kind: Kind) -> None:
         for group, table in enumerate(holding.tables):
-            # What is freed last is handed out first; beginnings are the likeliest to be cached.
+            # The block freed last is handed out first; beginnings are the likeliest to be cached.
             self._move(group, reversed(table), kind, None)
 
     def _restore_fence(self, fenced: int, waiting: list[tuple[int, _Holding]]) -> None:
@@ -152,8 +152,6 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
         return tuple(tuple(table) for table in self._holdings[owner].tables)
 
     def adopt(self, owner: Owner, blocks: Sequence[Sequence[int]]) -> None:
-        if owner in self._holdings:
-            raise ValueError(f"owner {owner!r} exists already")
         for group, ids in enumerate(blocks):
             for block in ids:
                 if block != 0 and self._pools[group].is_free(block):
@@ -162,8 +160,6 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
         self._share(owner, tables, self._capacity(tables))
 
     def fork(self, owner: Owner, child: Owner, num_tokens: int) -> None:
-        if child in self._holdings:
-            raise ValueError(f"owner {child!r} exists already")
         parent = self._holdings[owner]
         if num_tokens > self._capacity(parent.tables):
             raise ValueError(f"owner {owner!r} has no slots for {num_tokens} tokens")
@@ -215,6 +211,8 @@ class PagedAllocator(KVAllocator, SharedBlocks, PinnedBlocks):
 
     def _share(self, owner: Owner, tables: tuple[list[int], ...], num_tokens: int) -> None:
         """Makes an owner that begins with blocks of others."""
+        if owner in self._holdings:
+            raise ValueError(f"owner {owner!r} exists already")
         self._add_holding(
             owner, _Holding(tables, num_tokens, [_num_leading_gaps(table) for table in tables])
         )

@@ -277,11 +277,6 @@ def _slots(table: Int64, tokens: Int64, block_size: int) -> Int64:
     return slots
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    """Queries in the dtype of the arithmetic."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def _attend_tile(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -295,7 +290,7 @@ def _attend_tile(
 
     q: [B, Q, num_heads, head_dim]; k, v: [B, L, num_kv_heads, head_dim], of the tile's slots.
     """
-    wide = _wide(q)
+    wide = q if q.dtype == torch.float64 else q.float()
     k, v = k.to(wide.dtype), v.to(wide.dtype)
     if with_lse or shape.soft_cap is not None:
         out, lse = _attend(wide, k, v, tile.visible, shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -32,13 +33,11 @@ class Unquantized(Quantizer):
         return _PlainScheme(weight, parameters(weight, self._facts), self._dtype)
 
 
+@dataclass(frozen=True, slots=True)
 class _PlainScheme(Scheme):
-    def __init__(
-        self, weight: WeightSpec, stored: tuple[StoredParameter, ...], dtype: torch.dtype
-    ) -> None:
-        self._weight = weight
-        self._stored = stored
-        self._dtype = dtype
+    weight: WeightSpec
+    stored: tuple[StoredParameter, ...]
+    dtype: torch.dtype
 
     @property
     def format(self) -> str:
@@ -46,11 +45,11 @@ class _PlainScheme(Scheme):
 
     @property
     def parameters(self) -> tuple[StoredParameter, ...]:
-        return self._stored
+        return self.stored
 
     def load(self, parameters: Mapping[str, torch.Tensor]) -> LinearWeight:
-        values = parameters["weight"].to(self._dtype)
-        return LinearWeight("float", self._weight.shape, values=values)
+        values = parameters["weight"].to(self.dtype)
+        return LinearWeight("float", self.weight.shape, values=values)
 
     def dequantize(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return parameters["weight"].float()
@@ -58,18 +57,16 @@ class _PlainScheme(Scheme):
 
 def _check(name: str, shape: tuple[int, int], facts: CheckpointFacts) -> None:
     """Raises CheckpointError unless the checkpoint has the weight, plain and of that shape."""
-    fact = facts.tensors.get(name)
+    tensor, fact = f"tensor {name}", facts.tensors.get(name)
     if fact is None:
-        raise CheckpointError(f"tensor {name}", f"missing in {facts.path}")
+        raise CheckpointError(tensor, f"missing in {facts.path}")
     if fact.format != "plain" or fact.dtype not in FLOAT_BYTES:
         stored_as = fact.dtype if fact.format == "plain" else fact.format
         raise CheckpointError(
-            f"tensor {name}",
+            tensor,
             f"stored as {stored_as}",
             allowed=", ".join(FLOAT_BYTES),
             fix="choose a quantizer that reads it",
         )
     if fact.shape != shape:
-        raise CheckpointError(
-            f"tensor {name}", f"shape {list(fact.shape)}", allowed=f"{list(shape)}"
-        )
+        raise CheckpointError(tensor, f"shape {list(fact.shape)}", allowed=f"{list(shape)}")
