@@ -81,8 +81,11 @@ class Pulse:
         self._engine = engine
 
     def message(self) -> bytes:
+        workers: tuple[WorkerHealth, ...] = ()
         try:
-            return self._with(self._workers())
+            if self._engine is not None:
+                workers = msgspec.convert(self._engine.health(), tuple[WorkerHealth, ...])
+            return self._with(workers)
         except INTERRUPTS:
             raise
         except BaseException as error:  # of another's executor
@@ -91,11 +94,6 @@ class Pulse:
 
     def _with(self, workers: tuple[WorkerHealth, ...]) -> bytes:
         return messages.encode(messages.Alive(self.life.sign(), self.life.worst_step_s, workers))
-
-    def _workers(self) -> tuple[WorkerHealth, ...]:
-        if self._engine is None:
-            return ()
-        return msgspec.convert(self._engine.health(), tuple[WorkerHealth, ...])
 
 
 class EngineLoop:

@@ -53,14 +53,12 @@ class EngineWatch:
 
     def lost(self) -> str | None:
         """The reason for which the engine will not go on; None while it may."""
-        return self._death() or self._hang() or self._silence_that_ends()
+        start_s = max(self._deadline_s, START_S)
+        return self._death() or self._hang() or self._silent_for(self._deadline_s, start_s)
 
     def _death(self) -> str | None:
         workers = () if self._last is None else self._last.workers
         return next((worker.ended for worker in workers if worker.ended), None)
-
-    def _silence_that_ends(self) -> str | None:
-        return self._silent_for(self._deadline_s, max(self._deadline_s, START_S))
 
     def _silent_for(self, limit_s: float, start_limit_s: float) -> str | None:
         def limit_of(last: Sign | None) -> float:
