@@ -53,7 +53,7 @@ def special_and_added(
     # A token is special if any of the files says so.
     names = {token.content for token in special.values()}
     unique = tuple(
-        _as_special(token) if token.content in names else token
+        replace(token, special=True) if token.content in names else token
         for token in added
         if first[token.content] is token
     )
@@ -86,8 +86,10 @@ def _token(value: Any) -> AddedToken | None:
 
 def _numbered(file: Path, decoder: Any) -> dict[int, AddedToken]:
     """The tokens of an `added_tokens_decoder`, by id."""
+    if not isinstance(decoder, dict):
+        raise CheckpointError(str(file), f"{_DECODER} {decoder!r:.80}", allowed="an object")
     tokens = {}
-    for key, value in _entries(file, _DECODER, decoder):
+    for key, value in decoder.items():
         is_token = isinstance(value, dict) and isinstance(value.get("content"), str)
         if not (key.isascii() and key.isdigit() and len(key) < 11) or not is_token:
             was = f"{_DECODER} { {key: value}!r:.80}"
@@ -108,13 +110,3 @@ def _older(file: Path, special: set[str]) -> dict[int, AddedToken]:
         is_special = text in special
         tokens[token_id] = AddedToken(text, token_id, is_special, normalized=not is_special)
     return tokens
-
-
-def _entries(file: Path, key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, dict):
-        raise CheckpointError(str(file), f"{key} {value!r:.80}", allowed="an object")
-    yield from value.items()
-
-
-def _as_special(token: AddedToken) -> AddedToken:
-    return token if token.special else replace(token, special=True)

@@ -7,12 +7,8 @@ import numpy as np
 from pegboard.interfaces.drafter import Drafter, DrafterContext, Observation
 from pegboard.step import Drafts, Float32, Int32, RowAdmission
 
-_NOTHING = Drafts(
-    rows=np.zeros(0, dtype=np.int32),
-    offsets=np.zeros(1, dtype=np.int32),
-    token_ids=np.zeros(0, dtype=np.int32),
-    parents=np.zeros(0, dtype=np.int32),
-)
+_NONE = np.zeros(0, np.int32)
+_NOTHING = Drafts(rows=_NONE, offsets=np.zeros(1, np.int32), token_ids=_NONE, parents=_NONE)
 
 
 class NoDrafter(Drafter):

@@ -124,7 +124,7 @@ class TorchRMSNorm(_TorchKernel, RMSNormKernel):
     models were trained."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        wide = x.to(_wide(x.dtype))
+        wide = x if x.dtype == torch.float64 else x.float()  # in which the sum is taken
         norm: torch.Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         mean_square = norm.square_().div_(x.shape[-1])
         normed: torch.Tensor = wide * mean_square.add_(eps).rsqrt_()
@@ -192,11 +192,6 @@ class TorchSiluMul(_TorchKernel, SiluMulKernel):
     def self_test(self) -> None:
         gate, up = self._tensor([[0, 1, -1]]), self._tensor([[5, 2, 2]])
         _expect(self.silu_mul(gate, up), [[0, 1.4621172, -0.5378828]])
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums: float64 for float64, else float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _expect(actual: torch.Tensor, expected: object) -> None:
