@@ -61,7 +61,7 @@ class AddedToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What the checkpoint says of its tokenizer.
+    """The checkpoint's facts of its tokenizer.
 
     Attributes:
         file: path of a `tokenizer.json`; None: the checkpoint has none.

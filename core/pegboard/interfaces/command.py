@@ -1,4 +1,4 @@
-"""What a plugin's command is, and what it finds in typer's `ctx.obj`.
+"""A plugin's command, and its context in typer's `ctx.obj`.
 
 `pegboard <name>` calls the command's factory and runs the typer application that it returns. A command
 ends with status 0, or by `typer.Exit` with 3 where it is a check that found what it looks for. A user's
@@ -87,7 +87,7 @@ class Tokenizer(Protocol):
 
 
 class CommandContext(ABC):
-    """What the core does for commands. `pegboard.cli` makes it."""
+    """The core's services for commands. `pegboard.cli` makes it."""
 
     @abstractmethod
     def resolve(self, config: dict[str, Any]) -> Any:

@@ -14,8 +14,8 @@ CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "amx_tile", "ne
 """Instruction sets that a CPU may have, as Linux names them."""
 
 DEVICE_FEATURES = (*CPU_FEATURES, "triton_interpreter")
-"""What a device may have. `triton_interpreter`: the CPU runs Triton's kernels one by one in Python, as
-TRITON_INTERPRET=1 asks."""
+"""Features that a device may have. `triton_interpreter`: the CPU runs Triton's kernels one by one in
+Python, as TRITON_INTERPRET=1 asks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,8 +206,8 @@ class DrafterContext:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one execute brought, for every row that computed and did not fail, prefill chunks included. Its
-    arrays are read-only.
+    """The results of one execute, for every row that computed and did not fail, prefill chunks included.
+    Its arrays are read-only.
 
     Attributes:
         rows: int32 [R].

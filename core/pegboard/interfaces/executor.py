@@ -19,7 +19,7 @@ Doing = Literal["starting", "idle", "step"]
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process says of itself once a second, from a thread of its own.
+    """A sign of life, which a process sends once a second from a thread of its own.
 
     Attributes:
         doing: `starting` until its weights are loaded, then `step` or `idle`.

@@ -50,7 +50,7 @@ class KernelContext:
 
 
 class Kernel(ABC):
-    """What all kernels have: a test of themselves, run before weights load."""
+    """The base of all kernels: a test of themselves, run before weights load."""
 
     @abstractmethod
     def self_test(self) -> None:

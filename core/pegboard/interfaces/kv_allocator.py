@@ -81,7 +81,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class KVLedger:
-    """Where a group's blocks are; block 0 is not counted. The parts sum to `total`.
+    """Counts of a group's blocks by use; block 0 is not counted. The parts sum to `total`.
 
     Attributes:
         total: blocks of the group.

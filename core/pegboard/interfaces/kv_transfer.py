@@ -59,7 +59,7 @@ class KVTransferHost(ABC):
 
     @abstractmethod
     def fetch(self, request_id: str, prefix: Prefix) -> TransferPlan:
-        """What is held for a new sequence."""
+        """The plan of the transfer for a new sequence."""
 
     @abstractmethod
     def export(self, request_id: str, prefix: Prefix) -> TransferPlan:

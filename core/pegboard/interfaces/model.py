@@ -146,7 +146,7 @@ class Model(ABC):
 
     @abstractmethod
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """What the first layer is given for tokens, int64 [num_tokens] -> [num_tokens, hidden_size] in the
+        """The first layer's input for tokens, int64 [num_tokens] -> [num_tokens, hidden_size] in the
         model's dtype."""
 
     @abstractmethod

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 VERSION = 2
 
 CODES = ("int8", "uint4", "float8")
-"""What a quantized weight's codes are: int8; uint8 of 0 to 15 (fewer bits are fewer values);
+"""Kinds of a quantized weight's codes: int8; uint8 of 0 to 15 (fewer bits are fewer values);
 float8_e4m3fn."""
 
 ACTIVATIONS = ("float", "static", "dynamic", "grouped")
@@ -99,7 +99,7 @@ class StoredParameter:
 
 @dataclass(frozen=True, slots=True)
 class StoredKVScales:
-    """Where a checkpoint keeps the static scales of a decoder layer's keys and values.
+    """The tensors in which a checkpoint keeps the static scales of a decoder layer's keys and values.
 
     A tensor holds one number, or one for each KV head. A key is its code times its scale.
 
@@ -219,7 +219,7 @@ class StreamedLayer(Protocol):
     def parameters(self) -> dict[str, torch.Tensor]: ...
 
     def inputs(self, name: str, num_texts: int | None = None) -> Iterator[torch.Tensor]:
-        """What a linear layer is given, float32 [num_tokens, in_features] of each text.
+        """A linear layer's inputs, float32 [num_tokens, in_features] of each text.
 
         Args:
             name: the linear layer's, as `WeightSpec.name`.

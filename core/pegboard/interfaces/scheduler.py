@@ -140,7 +140,7 @@ class Caution:
     so that they are not preempted again at once. It weakens with each plan that preempts nobody."""
 
     DECAY = 0.98
-    """What is left of it after such a plan."""
+    """The part of it that is left after such a plan."""
     MAX_OUTPUT = 1024
     """Most output tokens for which room is asked."""
 

@@ -115,7 +115,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
-    """A sign of life, sent every second: the step that the process runs."""
+    """A sign of life, sent every second."""
 
     rank: int
     sign: Sign

@@ -1,4 +1,4 @@
-"""What an engine will have to do at most, for functions that estimate memory without torch.
+"""The most that an engine will have to do, for functions that estimate memory without torch.
 
 A manifest entry may name `estimate(workload) -> int`: bytes that the part will hold beside weights and
 KV. Each estimate is a line of the memory ledger.
