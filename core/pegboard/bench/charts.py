@@ -108,13 +108,11 @@ class Chart:
 
     def level(self, value: float, color: str) -> None:
         """A dashed line at a height."""
-        ends = [(self._x.low, value), (self._x.high, value)]
-        self._add("path", d=f"M{self._path(ends)}", **{"class": f"line dashed {color}"})
+        self.line([(self._x.low, value), (self._x.high, value)], f"dashed {color}")
 
     def mark(self, value: float, color: str) -> None:
         """A dashed line at a place from bottom to top."""
-        ends = [(value, self._y.low), (value, self._y.high)]
-        self._add("path", d=f"M{self._path(ends)}", **{"class": f"line dashed {color}"})
+        self.line([(value, self._y.low), (value, self._y.high)], f"dashed {color}")
 
     def svg(self) -> str:
         """The element's text."""

@@ -66,13 +66,12 @@ async def find_endpoint(http: httpx.AsyncClient, model: str | None) -> Endpoint:
         said = error_message(response.content)
         raise ConfigError("--api-key", f"the server refuses it: {said}")
     cards = _cards(response)
-    card = next((card for card in cards if model in (None, card.id)), None)
-    if model is None and card is None:
+    if model is None and not cards:
         was = f"{http.base_url} lists no models at /v1/models (HTTP {response.status_code})"
         raise ConfigError("--served-model-name", was, fix="name the model")
-    name = model or (card.id if card else "")
-    max_model_len = card.max_model_len if card else None
-    return Endpoint(name, max_model_len, await _word_ids(http, name))
+    unlisted = _Card(model or "")
+    card = next((card for card in cards if model in (None, card.id)), unlisted)
+    return Endpoint(card.id, card.max_model_len, await _word_ids(http, card.id))
 
 
 async def find_extensions(

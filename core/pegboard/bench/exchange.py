@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -100,18 +100,16 @@ async def exchange(http: httpx.AsyncClient, record: Record, clock: Clock, timeou
 
 
 async def _read_stream(response: httpx.Response, record: Record, clock: Clock) -> None:
-    events, finished = EventDecoder(), False
-    async for data in response.aiter_bytes():
-        now = clock()
-        for event in events.feed(data):
-            if event == b"[DONE]":
-                finished = True
-                continue
-            chunk = msgspec.json.decode(event, type=_Chunk)
-            if chunk.error is not None:
-                record.fail("error in the stream", _said(chunk.error))
-                return
-            finished |= _take(chunk, record, now)
+    finished = False
+    async for now, event in _events(response, clock):
+        if event == b"[DONE]":
+            finished = True
+            continue
+        chunk = msgspec.json.decode(event, type=_Chunk)
+        if chunk.error is not None:
+            record.fail("error in the stream", _said(chunk.error))
+            return
+        finished |= _take(chunk, record, now)
     if not finished:
         record.fail("stream cut off", "it ended without a finish reason")
     elif not record.chunks:
@@ -132,18 +130,15 @@ def _take(chunk: _Chunk, record: Record, now: float) -> bool:
     return any(choice.finish_reason is not None for choice in chunk.choices)
 
 
-class EventDecoder:
-    """The data of server-sent events, of which each is one line."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The events that these bytes complete."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+async def _events(response: httpx.Response, clock: Clock) -> AsyncIterator[tuple[float, bytes]]:
+    """The data of server-sent events, of which each is one line, and when each was complete."""
+    rest = b""
+    async for data in response.aiter_bytes():
+        now = clock()
+        *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
-                yield line[5:].strip()
+                yield now, line[5:].strip()
 
 
 def error_message(body: bytes) -> str:

@@ -23,7 +23,7 @@ from pegboard.bench.exchange import Record, exchange
 from pegboard.bench.load import closed_loop, open_loop, until
 from pegboard.bench.options import Lengths
 from pegboard.bench.prompts import Prompt, dataset_prompts, random_prompts
-from pegboard.bench.report import Measured, counts_tokens, num_output_tokens
+from pegboard.bench.report import Measured, counts_tokens, num_output_tokens, send_delay
 from pegboard.bench.server_metrics import MetricsWatch
 from pegboard.errors import ConfigError
 from pegboard.progress import progress_bar
@@ -76,9 +76,11 @@ async def measure(url: str, api_key: str | None, plan: Plan) -> Measured:
         endpoint = await find_endpoint(http, plan.model)
         prompts = _prompts(plan, endpoint)
         extensions = await find_extensions(http, endpoint, prompts[0])
+        rng = np.random.default_rng([plan.seed, 1])
+        arrivals = arrival_times(plan.num_prompts, plan.request_rate, plan.burstiness, rng)
         records = [
             Record(request_body(endpoint.model, prompt, extensions), prompt.output_len, scheduled)
-            for prompt, scheduled in zip(prompts, _arrivals(plan), strict=True)
+            for prompt, scheduled in zip(prompts, arrivals, strict=True)
         ]
         watch = MetricsWatch(http)
         await watch.look_afresh()
@@ -200,11 +202,6 @@ def _prompts(plan: Plan, endpoint: Endpoint) -> list[Prompt]:
     return random_prompts(endpoint.token_ids, input_lens, output_lens, rng)
 
 
-def _arrivals(plan: Plan) -> list[float]:
-    rng = np.random.default_rng([plan.seed, 1])
-    return arrival_times(plan.num_prompts, plan.request_rate, plan.burstiness, rng)
-
-
 def _settings(url: str, plan: Plan, endpoint: Endpoint) -> dict[str, Any]:
     """The settings of the measurement, with which the result begins."""
     rate = plan.request_rate
@@ -242,6 +239,6 @@ def _notes(
         yield f"{odd} of {len(completed)} answers have not the length that was asked for."
     if not all(map(counts_tokens, completed)):
         yield "The server does not say how many tokens a chunk has: ITL is between chunks."
-    late = max((r.sent - r.scheduled for r in records if r.sent is not None), default=0.0)
+    late = send_delay(records)
     if plan.max_concurrency is None and late > LATE_S:
         yield f"This client was up to {late * 1000:.0f} ms late to send, which latencies include."

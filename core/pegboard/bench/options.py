@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
+from pegboard.bench.summary import NAMES
 from pegboard.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
-
-LATENCIES: Mapping[str, str] = MappingProxyType(
-    {
-        "ttft": "time to first token",
-        "tpot": "time per output token after the first, a request's mean",
-        "itl": "inter-token latency, in goodput a request's worst",
-        "e2el": "end-to-end latency",
-    }
-)
-"""The latencies by their short names, which are those of vLLM's results."""
 
 MAX_LENGTH = 2**20
 
@@ -82,11 +72,11 @@ def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
     targets = {}
     for word in " ".join(texts).replace(",", " ").split():
         match = _TARGET.fullmatch(word)
-        if match is None or match[1] not in LATENCIES:
+        if match is None or match[1] not in NAMES:
             raise ConfigError(
                 "--goodput",
                 repr(word),
-                allowed=f"NAME:MILLISECONDS with a name of {', '.join(LATENCIES)}",
+                allowed=f"NAME:MILLISECONDS with a name of {', '.join(NAMES)}",
                 fix="--goodput ttft:500,itl:50",
             )
         targets[match[1]] = float(match[2])

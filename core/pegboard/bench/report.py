@@ -137,7 +137,7 @@ def result(run: Measured) -> dict[str, Any]:
         ),
         "max_concurrent_requests": _most_open(run.records, run.duration_s),
         "itl_per": "token" if all(map(counts_tokens, completed)) else "chunk",
-        "max_send_delay_ms": _send_delay(run.records) * 1000,
+        "max_send_delay_ms": send_delay(run.records) * 1000,
     }
     for name, values in pooled.items():
         found |= statistics(name, values, run.percentiles)
@@ -202,7 +202,7 @@ def _most_open(records: Sequence[Record], duration_s: float) -> int:
     return int(np.cumsum([0, *(change for _, change in sorted(changes))]).max())
 
 
-def _send_delay(records: Sequence[Record]) -> float:
+def send_delay(records: Sequence[Record]) -> float:
     """Most seconds that a request was sent after it was due: waiting for a place, or a busy client."""
     return max((r.sent - r.scheduled for r in records if r.sent is not None), default=0.0)
 

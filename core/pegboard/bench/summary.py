@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end to end"}
-"""The latencies' names for people, in the order in which they are shown."""
+"""The latencies by their short names, which are those of vLLM's results, with their names for people, in
+the order in which they are shown: time to first token; time per output token after the first, a request's
+mean; inter-token latency, in goodput a request's worst; end-to-end latency."""
 
 
 def summary(found: Mapping[str, Any]) -> Iterator[str]:

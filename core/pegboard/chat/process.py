@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import IO, Any
 
 import msgspec
@@ -96,10 +96,7 @@ def _answer(template: ChatTemplate, forms: ContentForms, frame: bytes) -> Render
         chat = msgspec.msgpack.decode(frame, type=Chat)
     except (msgspec.ValidationError, RecursionError) as error:
         return Rendered(refusal=f"cannot be read ({error})"[:MAX_SHOWN])
-    return _render(template, [forms.shape(message) for message in chat.messages], chat)
-
-
-def _render(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], chat: Chat) -> Rendered:
+    messages = [forms.shape(message) for message in chat.messages]
     try:
         text = template.render(
             messages, tools=chat.tools, add_generation_prompt=chat.add_generation_prompt

@@ -84,6 +84,7 @@ def evaluate(  # noqa: PLR0913  # a command has an argument for each thing one m
     if against is not None:
         subjects.append(subject("--against", against, against_sets or ()))
     token_ids, bos = common_tokens(subjects, text)
+    stride = stride or window - (bos is not None)
     reading = Reading(str(data), token_ids[:max_tokens], bos, window, stride)
     quality = _quality(subjects, reading)
     generated = None if no_generation else _generate(subjects, reading, new_tokens)
@@ -179,14 +180,22 @@ def _result(
     generated: tuple[list[Speed], Agreement | None] | None,
     limits: Limits,
 ) -> Result:
-    from pegboard.eval.report import result, side
+    from pegboard.eval.report import Result, passed, side
 
     nothing: tuple[Sequence[Speed | None], None] = ([None] * len(subjects), None)
     speeds, greedy = generated or nothing
-    sides = [
+    a, *others = (
         side(one.ref, one.prepared, speed) for one, speed in zip(subjects, speeds, strict=True)
-    ]
-    return result(sides, reading.text(), quality, greedy, limits)
+    )
+    return Result(
+        a=a,
+        b=others[0] if others else None,
+        text=reading.text(),
+        quality=quality,
+        greedy=greedy,
+        limits=limits,
+        passed=tuple(passed(limits, quality)),
+    )
 
 
 def _show(result: Result) -> None:

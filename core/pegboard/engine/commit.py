@@ -60,9 +60,6 @@ class Committer:
         offsets, token_ids = result.offsets.tolist(), result.token_ids.tolist()
         accepted = result.num_accepted.tolist()
         if self._speculates:
-            tally.num_tried = int(result.num_tried.sum())
-            tally.num_accepted = int(result.num_accepted.sum())
-            tally.accepted_per_draft = result.num_accepted[result.num_tried > 0].tolist()
             _keep_drafts(plan, result)
         self._fail(plan, result.failed, now)
         if result.prompt_logprobs is not None:

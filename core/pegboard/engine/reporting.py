@@ -16,21 +16,16 @@ class Tally:
 
     Attributes:
         num_output_tokens: committed.
-        num_tried, num_accepted: depths at which drafts were compared, and accepted.
         first_token_s: seconds since arrival, of each first token.
         inter_token_s: seconds since the last tokens, of each other sequence that got some.
         num_prompt_tokens, num_cached_prompt_tokens: of requests whose prompt is done.
-        accepted_per_draft: depths accepted, of each draft that was verified.
     """
 
     num_output_tokens: int = 0
     num_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0
-    num_tried: int = 0
-    num_accepted: int = 0
     first_token_s: list[float] = field(default_factory=list)
     inter_token_s: list[float] = field(default_factory=list)
-    accepted_per_draft: list[int] = field(default_factory=list)
 
 
 def step_done(step: Launched, result: StepResult, tally: Tally, load: LoadChanged) -> StepDone:
@@ -46,6 +41,10 @@ def step_done(step: Launched, result: StepResult, tally: Tally, load: LoadChange
     admitted = [
         entry.seq for entry in plan.admitted if not (entry.is_fork or entry.seq.num_preemptions)
     ]
+    num_tried, accepted = 0, []
+    if plan.has_drafts:
+        num_tried = int(result.num_tried.sum())
+        accepted = result.num_accepted[result.num_tried > 0].tolist()
     return StepDone(
         step_id=result.step_id,
         time=load.time,
@@ -59,8 +58,8 @@ def step_done(step: Launched, result: StepResult, tally: Tally, load: LoadChange
         num_running=load.num_running,
         num_waiting=load.num_waiting,
         num_preempted=plan.num_preempted,
-        num_tried=tally.num_tried,
-        num_accepted=tally.num_accepted,
+        num_tried=num_tried,
+        num_accepted=sum(accepted),
         kv=load.kv,
         first_token_s=tuple(tally.first_token_s),
         inter_token_s=tuple(tally.inter_token_s),
@@ -69,7 +68,7 @@ def step_done(step: Launched, result: StepResult, tally: Tally, load: LoadChange
         num_cached_prompt_tokens=tally.num_cached_prompt_tokens,
         num_prefix_queries=sum(seq.num_prompt for seq in admitted),
         num_prefix_hits=sum(seq.num_cached_tokens for seq in admitted),
-        accepted_per_draft=tuple(tally.accepted_per_draft),
+        accepted_per_draft=tuple(accepted),
     )
 
 

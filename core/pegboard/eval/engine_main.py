@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -39,8 +38,8 @@ def main() -> int:
         return 2
     with engine:
         _say(answers, Started(seconds=time.perf_counter() - started))
-        for job in _jobs():
-            _say(answers, _run(engine, job, before))
+        for line in sys.stdin.buffer:
+            _say(answers, _run(engine, msgspec.json.decode(line, type=Job), before))
     return 0
 
 
@@ -49,11 +48,6 @@ def _own_standard_output() -> IO[bytes]:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return answers
-
-
-def _jobs() -> Iterator[Job]:
-    while line := sys.stdin.buffer.readline():
-        yield msgspec.json.decode(line, type=Job)
 
 
 def _say(answers: IO[bytes], message: Started | Done) -> None:

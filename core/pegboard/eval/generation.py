@@ -157,12 +157,8 @@ class _Round:
 class _EngineProcess:
     """An engine that another process runs."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        self._name = name
-        self._process = process
-        self.load_s = 0.0
-
-    def start(self, config: dict[str, Any]) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], config: dict[str, Any]) -> None:
+        self._name, self._process = name, process
         started = self._ask(Start(config), Started)
         if started.mistake is not None:
             raise ConfigError(self._name, started.mistake)
@@ -192,9 +188,7 @@ def _engine(name: str, config: dict[str, Any]) -> Iterator[_EngineProcess]:
     argv = [sys.executable, "-m", "pegboard.eval.engine_main"]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        engine = _EngineProcess(name, process)
-        engine.start(config)
-        yield engine
+        yield _EngineProcess(name, process, config)
     finally:
         _stop(process)
 

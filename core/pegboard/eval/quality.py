@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -158,8 +157,7 @@ def _scored(window: Window, logits: torch.Tensor) -> Iterable[tuple[torch.Tensor
 
     rows = logits[window.first_scored - 1 : -1]
     targets = torch.tensor(window.token_ids[window.first_scored :], device=logits.device)
-    for first in range(0, len(targets), _ROWS):
-        yield rows[first : first + _ROWS], targets[first : first + _ROWS]
+    return zip(torch.split(rows, _ROWS), torch.split(targets, _ROWS), strict=True)
 
 
 def _losses(log_probabilities: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -178,20 +176,13 @@ def _relative_error(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _ratio(losses_a: torch.Tensor, losses_b: torch.Tensor) -> tuple[float, float]:
     """The ratio of the perplexities, and its standard error to first order."""
     difference = losses_a - losses_b
-    ratio = _exp(difference.mean().item())
-    error = difference.std().item() / math.sqrt(len(difference)) if len(difference) > 1 else 0.0
+    ratio = difference.mean().exp().item()
+    error = difference.std().item() / len(difference) ** 0.5 if len(difference) > 1 else 0.0
     return ratio, ratio * error
 
 
 def _perplexity(losses: torch.Tensor) -> float:
-    return _exp(losses.mean().item())
-
-
-def _exp(value: float) -> float:
-    try:
-        return math.exp(value)
-    except OverflowError:
-        return math.inf
+    return losses.mean().exp().item()
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

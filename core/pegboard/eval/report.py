@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -94,8 +94,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         passed: a line for each limit that was passed.
     """
 
-    pegboard_version: str
-    date: str
+    pegboard_version: str = msgspec.field(default_factory=lambda: version("pegboard"))
+    date: str = msgspec.field(
+        default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
+    )
     a: Side
     b: Side | None
     text: Text
@@ -103,28 +105,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     greedy: Agreement | None
     limits: Limits
     passed: tuple[str, ...]
-
-
-def result(
-    sides: Sequence[Side],
-    text: Text,
-    quality: Quality,
-    greedy: Agreement | None,
-    limits: Limits,
-) -> Result:
-    """All of it; `sides` are A and, if there is one, B."""
-    a, *others = sides
-    return Result(
-        pegboard_version=version("pegboard"),
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"),
-        a=a,
-        b=others[0] if others else None,
-        text=text,
-        quality=quality,
-        greedy=greedy,
-        limits=limits,
-        passed=tuple(passed(limits, quality)),
-    )
 
 
 def side(ref: str, prepared: Prepared, speed: Speed | None) -> Side:

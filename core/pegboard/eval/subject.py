@@ -33,30 +33,21 @@ class Subject:
 
     def config(self, **changed: Any) -> Config:
         """The config, with some keys changed."""
-        return Config.from_values(overlay(self.values(), changed))
-
-    def values(self) -> dict[str, Any]:
-        """The config's keys that were set, nested."""
-        return self.prepared.config.model_dump(
+        values = self.prepared.config.model_dump(
             mode="json", exclude_unset=True, exclude={"server": {"api_keys"}}
         )
+        return Config.from_values(overlay(values, changed))
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A text's tokens, and how they are cut. Without a stride, windows meet."""
+    """A text's tokens, and how they are cut."""
 
     file: str
     token_ids: Sequence[int]
     bos: int | None
     length: int
-    given_stride: int | None
-
-    @property
-    def stride(self) -> int:
-        if self.given_stride is not None:
-            return self.given_stride
-        return self.length - (self.bos is not None)
+    stride: int
 
     @property
     def windows(self) -> tuple[Window, ...]:
@@ -82,9 +73,10 @@ def subject(flag: str, ref: str | None, sets: Sequence[str]) -> Subject:
     if ref is None:
         raise ConfigError(flag, "missing", fix=f"{flag} FILE.yaml, or a model")
     if Path(ref).suffix in (".yaml", ".yml"):
-        prepared = prepare(load_config(Path(ref), {}, sets))
+        config = load_config(Path(ref), {}, sets)
     else:
-        prepared = prepare(load_config(None, {"model": ref}, sets))
+        config = load_config(None, {"model": ref}, sets)
+    prepared = prepare(config)
     tokenizer = load_tokenizer(prepared)
     if tokenizer is None:
         where = prepared.composition.target.facts.path
