@@ -78,7 +78,7 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        if isinstance(old, str) and isinstance(value, Mapping):
+        if isinstance(old, (str, bool, int, float)) and isinstance(value, Mapping):
             old = {"name": old}
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             value = overlay(old, value)

@@ -202,6 +202,8 @@ def _kernels(value: Any) -> str | dict[str, str]:
 
 
 def _switch(value: Any) -> Any:
+    if isinstance(value, Mapping) and isinstance(value.get("name"), bool):
+        return {**value, "name": _switch(value["name"])}
     if isinstance(value, bool):
         return "on" if value else "none"
     return value

@@ -314,7 +314,7 @@ class JoinedDeltas:
     def delta(self) -> SequenceDelta:
         """All of them as one. At least one was added."""
         assert self.last is not None
-        if len(self._texts) == 1:
+        if len(self._texts) == 1 and self.prompt_logprobs is self.last.prompt_logprobs:
             return self.last
         return msgspec.structs.replace(
             self.last,

@@ -43,16 +43,17 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "num_return_sequences": (1,),
     "penalty_alpha": (0,),
     "remove_invalid_values": (False,),
+    "sequence_bias": ({},),
     "token_healing": (False,),
     "typical_p": (1,),
 }
-"""Keys that change what is sampled, to the values, beside null and what is empty, that ask for nothing."""
-
-_EMPTY: tuple[Any, ...] = ([], {})
+"""Keys that change what is sampled, to the values, beside null and empty lists, that ask for nothing."""
 
 _HARMLESS = {
     "_*",
-    "assistant_*",
+    "assistant_confidence_threshold",
+    "assistant_early_exit",
+    "assistant_lookbehind",
     "bos_token_id",
     "cache_*",
     "chat_format",
@@ -74,7 +75,8 @@ _HARMLESS = {
     "prefill_chunk_size",
     "prompt_lookup_num_tokens",
     "renormalize_logits",
-    "return_*",
+    "return_dict_in_generate",
+    "return_legacy_cache",
     "target_lookbehind",
     "transformers_version",
     "trust_remote_code",
@@ -158,5 +160,5 @@ def _not_followed(given: Mapping[str, Any]) -> list[str]:
         for key, value in sorted(given.items())
         if key not in _FOLLOWED
         and not any(fnmatchcase(key, pattern) for pattern in _HARMLESS)
-        and value not in _EMPTY + _NEUTRAL.get(key, ())
+        and value not in ([], *_NEUTRAL.get(key, ()))
     ]

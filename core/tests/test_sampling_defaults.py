@@ -28,7 +28,15 @@ def test_a_config_of_the_librarys_own_defaults_asks_for_nothing() -> None:
     assert sampling_defaults(keys, "here") == sampling_defaults({}, "here")
     # At other values, each of them that is in no table would be taken for a stranger's.
     odd = sampling_defaults({key: "odd" for key in keys if key not in FOLLOWED}, "here")
-    assert {"num_beams='odd'", "typical_p='odd'", "suppress_tokens='odd'"} <= set(odd.not_followed)
+    assert {
+        "assistant_ensemble_weight='odd'",
+        "num_beams='odd'",
+        "suppress_tokens='odd'",
+        "typical_p='odd'",
+    } <= set(odd.not_followed)
+    # To the library an empty mapping is a watermark of its default strength.
+    marked = sampling_defaults({"watermarking_config": {}}, "here")
+    assert marked.not_followed == ("watermarking_config={}",)
 
 
 FOLLOWED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")

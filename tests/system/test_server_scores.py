@@ -120,17 +120,19 @@ def test_offsets_say_where_each_token_begins_in_the_text(http: httpx.Client) -> 
     assert whole > 8
 
 
-def test_a_streamed_echo_is_the_plain_one(http: httpx.Client) -> None:
+@pytest.mark.parametrize("max_tokens", [0, 1, 6])
+def test_a_streamed_echo_is_the_plain_one(http: httpx.Client, max_tokens: int) -> None:
     fields = {
         "prompt": [PROMPT, "the dog"],
+        "n": 2,
         "echo": True,
-        "max_tokens": 6,
+        "max_tokens": max_tokens,
         "logprobs": 2,
         "seed": 3,
     }
     plain = post(http, COMPLETIONS, **fields)["choices"]
-    texts = ["", ""]
-    columns: list[dict[str, list[Any]]] = [{}, {}]
+    texts = [""] * 4
+    columns: list[dict[str, list[Any]]] = [{} for _ in texts]
     with http.stream("POST", COMPLETIONS, json={**fields, "stream": True}) as stream:
         for chunk in events(stream):
             for choice in chunk["choices"]:

@@ -20,7 +20,7 @@ MAX_SHOWN = 200
 """Characters of a refusal. A refused body can be megabytes long; the answer does not repeat it."""
 
 RETRY_AFTER = {"retry-after": "1"}
-"""Headers of each 503 that states no others."""
+"""Headers of each request that is refused with 503 and states no others."""
 
 
 def shown(text: str) -> str:

@@ -63,6 +63,10 @@ def read(capsys: pytest.CaptureFixture[str]) -> Read:
         (["--max-num-batched-tokens", "9"], {"scheduler": {"max_num_batched_tokens": 9}}),
         (["--enable-prefix-caching"], {"prefix_cache": "on"}),
         (["--no-enable-prefix-caching"], {"prefix_cache": "none"}),
+        (
+            ["--enable-prefix-caching", "--set", "prefix_cache.options.half_life=10"],
+            {"prefix_cache": {"name": "on", "options": {"half_life": 10}}},
+        ),
         (["--quantization", "awq"], {"quantizer": "awq"}),
         (["--kv-cache-dtype", "fp8"], {"kv_cache": {"encoding": "fp8_e4m3"}}),
         (["--kv-cache-dtype", "int8"], {"kv_cache": {"encoding": "int8"}}),
