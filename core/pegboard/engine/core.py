@@ -114,7 +114,8 @@ class EngineCore:
                 started = time.monotonic()
                 planned = self._plan()
                 with self._whole():
-                    if not self._launch(planned, started) or self._flight.is_full:
+                    launched = self._launch(planned, started)
+                    if self._flight.is_full or not launched:
                         self._commit()
                     self._prefixes.tell_news()
                 self._tell_breakers()
