@@ -114,7 +114,8 @@ class DrafterChoice(Choice):
         model: reference of the draft model, for a drafter that has one.
         num_speculative_tokens: most draft tokens a sequence and step.
         policy: who decides how many of them are verified.
-        verification: `exact` never changes a token; `rejection` keeps only the distribution.
+        verification: `exact` never changes a token; `rejection`, which keeps only the distribution, is
+            refused so far.
     """
 
     name: Text = "none"
