@@ -23,7 +23,7 @@ _NEVER_SHOWN = "Umbra3Onyx"
 
 @dataclass(frozen=True)
 class ContentForms:
-    """Which forms of content a template keeps, by role; a role that it was not tried with is as the
+    """The forms of content that a template keeps, by role; a role that it was not tried with is as the
     user's.
 
     Attributes:

@@ -36,7 +36,8 @@ from pegboard.plugins.loader import load_plugins, options_of, resolve_dotted, re
 from pegboard.plugins.manifest import Manifest, Provides, Requires
 from pegboard.plugins.registry import Registry
 
-_FUNCTIONS = {field for _, field in ANSWERS} | {"estimate"}
+_FUNCTIONS = (*dict.fromkeys(field for _, field in ANSWERS), "estimate")
+"""Fields of a manifest's entry that name functions; the first that fails is told."""
 
 
 class Report(logging.Handler):

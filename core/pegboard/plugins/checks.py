@@ -92,7 +92,7 @@ def _check_parallel(config: Config, shape: ModelShape, chooser: Chooser) -> None
         promising = [entry.name for entry in executors if kind in entry.promises]
         reason = f"no installed executor promises {kind}"
         if promising:
-            reason = f"a model runs on one device here, whatever {', '.join(promising)} promises"
+            reason = f"a model runs on one device here, although {', '.join(promising)} promises it"
         chooser.refuse(
             "parallel", f"executor.{kind}: {size}, but {reason}", fix=f"executor.{kind}: 1"
         )

@@ -164,7 +164,8 @@ class Chooser(Findings):
         """Notes the reasons why a part that was asked for does not run here."""
         for reason in self._reasons(part, check):
             plugin = part.origin.plugin
-            self.refuse("requirement", f"{key}: {part.name} {reason}", plugin=plugin)
+            named = part.name if part.name == plugin else f"{part.name} of {plugin}"
+            self.refuse("requirement", f"{key}: {named} {reason}", plugin=plugin)
 
     def misfits(self, provided: Part) -> list[str]:
         """Reasons why it does not run here, by what its manifest entry requires."""

@@ -17,7 +17,7 @@ from pegboard.plugins.manifest_text import MAX_BYTES
 from pegboard.regular_files import MAX_SETTINGS_BYTES, read_text
 
 INSTALLED = PluginsConfig()
-"""What is installed, and nothing else."""
+"""The installed plugins, and no single file."""
 
 PLUGIN = "plugin"
 """Before a dot in `plugins.replace`: the name of a plugin itself, not of what it provides."""
@@ -77,11 +77,18 @@ class Catalog:
         return next(manifest for manifest in self.manifests if manifest.origin == origin)
 
 
+def missing(origin: Origin, requires: Requires) -> tuple[list[str], list[str]]:
+    """The packages and the files that something requires and that are not there."""
+    folder = Path(origin.path)
+    return (
+        [name for name in requires.packages if module_path(name) is None],
+        [name for name in requires.files if not folder.joinpath(name).is_file()],
+    )
+
+
 def absences(origin: Origin, requires: Requires) -> list[str]:
     """Reasons why something does not run here: packages and files that it requires are not there."""
-    packages = [name for name in requires.packages if module_path(name) is None]
-    folder = Path(origin.path)
-    files = [name for name in requires.files if not folder.joinpath(name).is_file()]
+    packages, files = missing(origin, requires)
     reasons = []
     if packages:
         reasons.append(f"needs the packages {', '.join(packages)}, which are not installed")

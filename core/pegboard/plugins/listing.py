@@ -10,10 +10,10 @@ import msgspec
 from pegboard.config import PluginsConfig
 from pegboard.errors import FactoryFailed
 from pegboard.plugins.claims import Claim, claims_of, settled, sole
-from pegboard.plugins.discovery import INSTALLED, absences, discover
+from pegboard.plugins.discovery import INSTALLED, absences, discover, missing
 from pegboard.plugins.guard import guarded
 from pegboard.plugins.loader import load_plugins
-from pegboard.plugins.manifest import Manifest, Origin, Provides
+from pegboard.plugins.manifest import Manifest, Origin, Provides, Requires
 
 
 class Provided(msgspec.Struct, frozen=True):
@@ -117,9 +117,12 @@ def _listing(
 
 
 def _unmet(manifest: Manifest) -> str | None:
-    """The needs of the plugin's parts that this machine does not meet."""
-    lacking = [
-        min((absences(manifest.origin, one) for one in entry.requirements), key=len)
-        for entry in manifest.provides
-    ]
-    return "; ".join(dict.fromkeys(reason for reasons in lacking for reason in reasons)) or None
+    """The needs of the plugin's parts that this machine does not meet: of alternatives, those of the one
+    that lacks the least."""
+
+    def num_missing(requires: Requires) -> int:
+        return sum(map(len, missing(manifest.origin, requires)))
+
+    nearest = [min(entry.requirements, key=num_missing) for entry in manifest.provides]
+    lacking = [reason for one in nearest for reason in absences(manifest.origin, one)]
+    return "; ".join(dict.fromkeys(lacking)) or None

@@ -74,7 +74,7 @@ class InspectedModel:
 
 @dataclass(frozen=True)
 class InspectedDrafter:
-    """What a drafter says that it needs.
+    """The needs of a drafter, as its `describe` says them.
 
     Attributes:
         facts: as its `describe` answered; of a drafter without one, nothing.

@@ -31,14 +31,14 @@ def observe(
     """
     kept = _kept(inputs, accepted)
     kept = kept[known[inputs.owner[kept]]]
-    on_device = torch.from_numpy(kept)
+    kept_rows = torch.from_numpy(kept)
     shown, num_next = batch.rows[known], accepted.num_committed[known]
     return Observation(
         rows=read_only(shown),
         offsets=read_only(starts((inputs.num_chunk + accepted.num_accepted)[known])),
         token_ids=read_only(inputs.token_ids[kept].astype(np.int32)),
         positions=read_only(inputs.positions[kept].astype(np.int32)),
-        taps={layer: hidden[on_device] for layer, hidden in taps.items()},
+        taps={layer: hidden[kept_rows] for layer, hidden in taps.items()},
         next_offsets=read_only(starts(num_next)),
         next_token_ids=read_only(accepted.committed(known)),
         propose=read_only(np.where(num_next > 0, batch.propose[known], 0).astype(np.int32)),

@@ -66,7 +66,7 @@ class Channel:
 
 
 class Pulse:
-    """What the server is told once a second, by a thread of its own.
+    """The signs of life that the server is sent once a second, by a thread of its own.
 
     Attributes:
         life: what the loop is doing.

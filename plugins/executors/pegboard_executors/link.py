@@ -73,7 +73,7 @@ class Link:
         return True
 
     def receive(self, timeout_s: float) -> list[FromWorker]:
-        """What has come, waiting for the first of it."""
+        """The messages that have come, waiting for the first of them."""
         messages: list[FromWorker] = []
         if self._answers.poll(round(timeout_s * 1000)):
             while self._answers.poll(0):

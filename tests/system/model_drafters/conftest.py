@@ -63,6 +63,7 @@ def run_drafter(config: dict[str, Any]) -> Callable[..., tuple[Traces, Any]]:
         model: Path,
         case: Case,
         params: Sequence[SamplingParams] = PARAMS,
+        depth: int = 1,
         **objects: Any,
     ) -> tuple[Traces, Any]:
         made: list[Any] = []
@@ -72,7 +73,10 @@ def run_drafter(config: dict[str, Any]) -> Callable[..., tuple[Traces, Any]]:
             return made[-1]
 
         make.manifest = kind.manifest  # type: ignore[attr-defined]
-        drafting = {"drafter": {"model": str(model), "num_speculative_tokens": NUM_NODES}}
+        drafting = {
+            "drafter": {"model": str(model), "num_speculative_tokens": NUM_NODES},
+            "executor": {"depth": depth},
+        }
         # An object takes the place of what the config says.
         base = {key: value for key, value in config.items() if key not in objects}
         got = run_case({**base, **drafting}, case, PROMPTS, params, drafter=make, **objects)

@@ -19,7 +19,7 @@ from pegboard.testing.model_drafters import Branching, OneLayer, SecondModel
 
 RunDrafter = Callable[..., tuple[Traces, Any]]
 
-Fault = Callable[[SecondModel, Observation], Any]
+Fault = Callable[[Any, Observation], Any]
 
 
 def _raise(error: BaseException) -> Any:
@@ -79,6 +79,26 @@ def test_a_model_drafter_that_errs_is_cut_off_and_requests_go_on(
 
     case = Case(batch=3, chunk=9)
     got, drafter = run_drafter(Erring, second, case, may_be_cut_off=["drafter"])
+    assert drafter.num_calls == 3
+    assert differences(expected, got, 1e-5) == []
+
+
+@pytest.mark.parametrize("fault", ["raises", "is out of memory", "answers something else"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_drafter_of_trees_that_errs_is_cut_off_and_requests_go_on(
+    run_drafter: RunDrafter, layer: Path, expected: Traces, fault: str, depth: int
+) -> None:
+    class Erring(Branching):
+        num_calls = 0
+
+        def guess(self, seen: Observation) -> Any:
+            self.num_calls += 1
+            if self.num_calls == 3:
+                return FAULTS[fault](self, seen)
+            return super().guess(seen)
+
+    case = Case(batch=3, chunk=9)
+    got, drafter = run_drafter(Erring, layer, case, depth=depth, may_be_cut_off=["drafter"])
     assert drafter.num_calls == 3
     assert differences(expected, got, 1e-5) == []
 
