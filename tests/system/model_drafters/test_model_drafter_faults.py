@@ -64,23 +64,28 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+def _check_that_it_is_cut_off(
+    run: RunDrafter, kind: type[Any], model: Path, expected: Traces, fault: str, depth: int = 1
+) -> None:
+    """A drafter errs in its third guess; the requests' tokens are those without one."""
+    calls: list[None] = []
+
+    def guess(drafter: Any, seen: Observation) -> Any:
+        calls.append(None)
+        return (FAULTS[fault] if len(calls) == 3 else kind.guess)(drafter, seen)
+
+    erring = type("Erring", (kind,), {"guess": guess})
+    case = Case(batch=3, chunk=9)
+    got, _ = run(erring, model, case, depth=depth, may_be_cut_off=["drafter"])
+    assert len(calls) == 3
+    assert differences(expected, got, 1e-5) == []
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_model_drafter_that_errs_is_cut_off_and_requests_go_on(
     run_drafter: RunDrafter, second: Path, expected: Traces, fault: str
 ) -> None:
-    class Erring(SecondModel):
-        num_calls = 0
-
-        def guess(self, seen: Observation) -> Any:
-            self.num_calls += 1
-            if self.num_calls == 3:
-                return FAULTS[fault](self, seen)
-            return super().guess(seen)
-
-    case = Case(batch=3, chunk=9)
-    got, drafter = run_drafter(Erring, second, case, may_be_cut_off=["drafter"])
-    assert drafter.num_calls == 3
-    assert differences(expected, got, 1e-5) == []
+    _check_that_it_is_cut_off(run_drafter, SecondModel, second, expected, fault)
 
 
 @pytest.mark.parametrize("fault", ["raises", "is out of memory", "answers something else"])
@@ -88,19 +93,7 @@ def test_a_model_drafter_that_errs_is_cut_off_and_requests_go_on(
 def test_a_drafter_of_trees_that_errs_is_cut_off_and_requests_go_on(
     run_drafter: RunDrafter, layer: Path, expected: Traces, fault: str, depth: int
 ) -> None:
-    class Erring(Branching):
-        num_calls = 0
-
-        def guess(self, seen: Observation) -> Any:
-            self.num_calls += 1
-            if self.num_calls == 3:
-                return FAULTS[fault](self, seen)
-            return super().guess(seen)
-
-    case = Case(batch=3, chunk=9)
-    got, drafter = run_drafter(Erring, layer, case, depth=depth, may_be_cut_off=["drafter"])
-    assert drafter.num_calls == 3
-    assert differences(expected, got, 1e-5) == []
+    _check_that_it_is_cut_off(run_drafter, Branching, layer, expected, fault, depth)
 
 
 def test_a_model_drafter_has_no_slots_once_it_has_proposed(
