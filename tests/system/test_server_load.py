@@ -157,14 +157,15 @@ def test_a_client_that_does_not_read_costs_bounded_memory(long_running: Any) -> 
         wait_until(lambda: num_aborted() > aborted_before, 60)
         wait_until(lambda: num_running() == 0, 20)
         assert server.memory_info().rss - before < 20e6
-        # The tokens sent before are there, and then the reason; nothing that looks like an end.
+        # The tokens sent before are there, and then the reason. On a busy machine the clock of a client
+        # that reads nothing may be the faster one; then the answer is cut off. Neither looks like an end.
         connection.settimeout(20)
         tail = b""
-        while b"[DONE]" not in tail:
-            received = connection.recv(2**16)
-            assert received
+        while received := connection.recv(2**16):
             tail = tail[-4096:] + received
-    assert b"reads too slowly" in tail
+            if b"[DONE]" in tail:
+                break
+    assert b"reads too slowly" in tail or not tail.endswith((b"0\r\n\r\n", b"[DONE]\n\n"))
 
 
 def test_a_killed_server_leaves_no_process(long_running: Any) -> None:
