@@ -57,6 +57,8 @@ class RowAdmission(msgspec.Struct, frozen=True, kw_only=True):
         num_prompt_logprobs: the same for prompt tokens.
         processors: logits processor's name to its validated parameters; only those that act.
         num_cached: tokens whose KV a cache or a fork served.
+        tenant, salt: as `tenant` and `cache_salt` of the request. What a drafter keeps beyond a sequence
+            is for rows of the same two.
     """
 
     row: int
@@ -72,6 +74,8 @@ class RowAdmission(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_logprobs: int = -1
     processors: dict[str, dict[str, Any]] = {}
     num_cached: int = 0
+    tenant: str = ""
+    salt: str = ""
 
 
 class RowRelease(msgspec.Struct, frozen=True):

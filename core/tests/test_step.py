@@ -46,6 +46,9 @@ BATCH = StepBatch(
             num_logprobs=5,
             num_prompt_logprobs=0,
             processors={"logit_bias": {"logit_bias": {11: -1.5}}, "mine": {"words": ["a", None]}},
+            num_cached=2,
+            tenant="a",
+            salt="ü",
         ),
     ),
     groups=(

@@ -75,6 +75,8 @@ def _admission(entry: Entry) -> RowAdmission:
         # A worker in this process gets this very object. It must not change before the next admission.
         processors=copy_plain(seq.owner.processors),
         num_cached=entry.start,
+        tenant=seq.tenant,
+        salt=seq.salt,
     )
 
 

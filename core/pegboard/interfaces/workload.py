@@ -7,6 +7,7 @@ KV. Each estimate is a line of the memory ledger.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pegboard.interfaces.model import ModelShape
 
@@ -34,6 +35,7 @@ class Workload:
         max_num_batched_tokens: tokens a step.
         max_model_len: tokens a row.
         num_speculative_tokens: most draft nodes a row; 0: no speculation.
+        options: the part's own, as its model validated them; None: it takes none.
     """
 
     shape: ModelShape
@@ -43,3 +45,4 @@ class Workload:
     max_num_batched_tokens: int
     max_model_len: int
     num_speculative_tokens: int
+    options: Any = None

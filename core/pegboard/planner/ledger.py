@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import msgspec
@@ -237,7 +237,7 @@ def _estimates_of(
     named = {(part.entry.interface, part.name): part for part in parts}
     for (interface, name), part in named.items():
         if part.entry.estimate is not None:
-            num_bytes = ask(part, "estimate", workload)
+            num_bytes = ask(part, "estimate", replace(workload, options=options_of(part)))
             line = f"{_whose(plan.name)}{interface}: {name}"
             yield LedgerEntry(line, num_bytes, part.origin.plugin)
 

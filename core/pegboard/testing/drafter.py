@@ -31,6 +31,9 @@ MakeDrafter = Callable[[DrafterContext], Drafter]
 Nodes = list[tuple[int, int]]
 """(token, parent) of each node of a row."""
 
+Owner = tuple[str, str]
+"""The tenant and the salt of a row's request."""
+
 
 @dataclass(slots=True)
 class Row:
@@ -50,7 +53,9 @@ class Rows:
         self.rows: dict[int, Row] = {}
         self._hidden_size = hidden_size
 
-    def admit(self, row: int, tokens: Sequence[int], num_cached: int = 0) -> None:
+    def admit(
+        self, row: int, tokens: Sequence[int], num_cached: int = 0, owner: Owner = ("", "")
+    ) -> None:
         self.rows[row] = Row(list(tokens), num_cached, num_cached)
         self.drafter.admit(
             RowAdmission(
@@ -60,6 +65,8 @@ class Rows:
                 seed=7,
                 temperature=0.0,
                 num_cached=num_cached,
+                tenant=owner[0],
+                salt=owner[1],
             ),
             (),
         )
@@ -265,13 +272,33 @@ class DrafterContract:
             found += [rows.step({5: 1}, {5: first[at : at + 1]}, {5: 4}) for at in range(21, 35)]
             return [nodes.get(5, []) for nodes in found]
 
-        used = self.start(make)
-        used.admit(5, second)
-        used.step({5: 40}, {5: second[:1]}, {5: 4})
-        used.release(5)
         alone = guesses(self.start(make))
         assert guesses(self.start(make), 0, 6) == alone
-        assert guesses(used) == alone
+        assert guesses(self.after(make, second)) == alone
+
+    @pytest.mark.parametrize("other", [("", "b"), ("a", ""), ("b", "a")])
+    def test_what_it_keeps_of_a_sequence_is_for_its_tenant_and_salt(
+        self, make: MakeDrafter, other: Owner
+    ) -> None:
+        """Else how fast an answer comes tells what others were answered."""
+        text = self.text(40)
+
+        def guesses(rows: Rows) -> list[Nodes]:
+            rows.admit(5, text[:3], owner=other)
+            found = [rows.step({5: 3}, {5: text[3:4]}, {5: 4})]
+            found += [rows.step({5: 1}, {5: text[at : at + 1]}, {5: 4}) for at in range(4, 9)]
+            return [nodes.get(5, []) for nodes in found]
+
+        assert guesses(self.after(make, text, ("a", "b"))) == guesses(self.start(make))
+
+    def after(self, make: MakeDrafter, text: Sequence[int], owner: Owner = ("", "")) -> Rows:
+        """A drafter that saw a sequence end."""
+        rows = self.start(make)
+        half = len(text) // 2
+        rows.admit(5, text[:half], owner=owner)
+        rows.step({5: half}, {5: text[half:]}, {5: 4})
+        rows.release(5)
+        return rows
 
 
 def _starts(counts: Sequence[int]) -> Int32:
