@@ -7,7 +7,7 @@ PROJECTS := core/pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 export PYTHONDONTWRITEBYTECODE =
 # One more than the cores that we count on: each now and then waits for a server.
 PARALLEL := -n 3 --dist worksteal
-TIMED = $(shell grep -rl --include='test_*.py' 'mark\.timing' core plugins quant_plugins tests)
+TIMED = $(shell grep -rl --include='test_*.py' 'mark\.timing' core plugins quant_plugins spec_plugins tests)
 
 .PHONY: setup serve lint test test-all soak bench wheels
 

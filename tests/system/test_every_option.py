@@ -47,9 +47,18 @@ the plan takes other memory or other kernels."""
 _PRIORITY = "plugins/schedulers/tests/test_priority.py"
 _POLICIES = "plugins/schedulers/tests/test_policies.py"
 _BOUNDS = "plugins/schedulers/tests/test_bounds.py"
+_DRAFTS = "spec_plugins/ngram/tests/test_options.py"
 _EXECUTORS = "plugins/executors/tests/test_engine.py"
 
 SHOWN = {
+    "drafter.ngram.max_tokens": f"{_DRAFTS}::test_the_older_half_is_forgotten_beyond_max_tokens",
+    "drafter.ngram.min_confidence": f"{_DRAFTS}::test_a_draft_ends_below_min_confidence",
+    "drafter.ngram.prompt_lookup_max": f"{_DRAFTS}::test_prompt_lookup_max_and_min_bound_a_match",
+    "drafter.ngram.prompt_lookup_min": f"{_DRAFTS}::test_prompt_lookup_max_and_min_bound_a_match",
+    "drafter.suffix.max_tokens": f"{_DRAFTS}::test_the_older_half_is_forgotten_beyond_max_tokens",
+    "drafter.suffix.min_confidence": f"{_DRAFTS}::test_a_draft_ends_below_min_confidence",
+    "drafter.suffix.min_match": f"{_DRAFTS}::test_min_match_bounds_a_match",
+    "drafter.suffix.recent_tokens": f"{_DRAFTS}::test_recent_tokens_lets_rows_see_outputs",
     "executor.processes.address": f"{_EXECUTORS}::test_what_cannot_be_started_is_said",
     "executor.processes.launch": f"{_EXECUTORS}::test_what_cannot_be_started_is_said",
     "observer.metrics.vllm_names": (
@@ -84,7 +93,13 @@ SHOWN = {
 
 def options() -> Iterator[str]:
     """`interface.name.option` of every manifest in the repository."""
-    folders = ("core/pegboard/builtin", "plugins/*/*", "quant_plugins/*/*", "examples/*/*")
+    folders = (
+        "core/pegboard/builtin",
+        "plugins/*/*",
+        "quant_plugins/*/*",
+        "spec_plugins/*/*",
+        "examples/*/*",
+    )
     for pattern in folders:
         for file in ROOT.glob(f"{pattern}/plugin.toml"):
             for entry in tomllib.loads(file.read_text()).get("provides", ()):
