@@ -113,12 +113,13 @@ class Watched(Suffix):
 
 
 def run(
-    engine: Engine, prompt: tuple[int, ...], max_tokens: int = MAX_TOKENS, **fields: Any
+    engine: Engine, prompt: tuple[int, ...], bias: dict[int, float] | None = None, **fields: Any
 ) -> tuple[tuple[int, ...], int]:
     """Greedy tokens of one request, and the steps that they took."""
-    engine.submit(
-        prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True), **fields
+    params = SamplingParams(
+        max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True, logit_bias=bias or {}
     )
+    engine.submit(prompt, params, **fields)
     deltas: list[SequenceDelta] = []
     num_steps = 0
     while engine.has_work():
@@ -193,9 +194,9 @@ def test_the_ledger_says_what_is_held(config: dict[str, Any]) -> None:
 def test_steps_are_saved_where_a_text_repeats_itself(config: dict[str, Any], drafter: str) -> None:
     def answer(**more: Any) -> tuple[tuple[int, ...], int]:
         with Engine({**config, **more}) as engine:
-            return run(engine, PROMPTS[0], max_tokens=32)
+            return run(engine, PROMPTS[-1], bias={7: 100.0})
 
     plain, num_steps = answer()
     drafted, num_drafting = answer(drafter={"name": drafter})
-    assert drafted == plain
+    assert drafted == plain == (7,) * MAX_TOKENS
     assert num_drafting < num_steps
