@@ -14,7 +14,7 @@ TABLE_ENTRY_BYTES = 96
 READING_TOKEN_BYTES = 128
 """Of a token while a row's text is read, one row at a time: the whole of it, and keys of n-grams."""
 
-AUTOMATON_TOKEN_BYTES = 560
+AUTOMATON_TOKEN_BYTES = 420
 """Of a token in a suffix automaton: two states, one of which branches."""
 
 
