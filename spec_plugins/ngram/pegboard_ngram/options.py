@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MAX_NGRAM = 16
-MAX_TOKENS = 2**24
+MAX_TOKENS = 2**18
+MAX_RECENT_TOKENS = 2**24
 
 Ngram = Annotated[int, Field(ge=1, le=MAX_NGRAM)]
 Tokens = Annotated[int, Field(ge=64, le=MAX_TOKENS)]
@@ -57,4 +58,4 @@ class SuffixOptions(LookupOptions):
     """
 
     min_match: Annotated[int, Field(ge=1)] = 2
-    recent_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 0
+    recent_tokens: Annotated[int, Field(ge=0, le=MAX_RECENT_TOKENS)] = 0

@@ -52,7 +52,7 @@ def main() -> None:
     recent = RecentOutputs(20_000)
     for tokens in texts(8000).values():
         recent.add(OWNER, tokens)
-    ngram, suffix = NgramOptions(max_tokens=2**20), SuffixOptions(max_tokens=2**20)
+    ngram, suffix = NgramOptions(max_tokens=2**18), SuffixOptions(max_tokens=2**20)
     makers: dict[str, Callable[[Sequence[int]], Text]] = {
         "ngram": lambda tokens: NgramText(tokens, ngram),
         "suffix": lambda tokens: SuffixText(tokens, suffix, RecentOutputs(0), OWNER),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -129,26 +129,6 @@ def run(
     return tuple(token for delta in deltas for token in delta.token_ids), num_steps
 
 
-@pytest.fixture
-def watch(config: dict[str, Any]) -> Callable[[], tuple[dict[str, Any], list[Watched]]]:
-    """A config's engine keywords whose drafter keeps recent outputs, and where it will be found."""
-
-    def make() -> tuple[dict[str, Any], list[Watched]]:
-        made: list[Watched] = []
-
-        def factory(context: DrafterContext) -> Watched:
-            options = SuffixOptions(recent_tokens=1000, min_match=2, min_confidence=0)
-            made.append(Watched(context, options))
-            return made[-1]
-
-        return {
-            "config": {**config, "drafter": {"num_speculative_tokens": 5}},
-            "drafter": factory,
-        }, made
-
-    return make
-
-
 @pytest.mark.parametrize(
     ("fields", "is_seen"),
     [
@@ -159,23 +139,25 @@ def watch(config: dict[str, Any]) -> Callable[[], tuple[dict[str, Any], list[Wat
     ],
 )
 def test_an_output_is_guessed_from_for_its_tenant_and_salt_alone(
-    watch: Callable[[], tuple[dict[str, Any], list[Watched]]],
-    fields: dict[str, str],
-    is_seen: bool,
+    config: dict[str, Any], fields: dict[str, Any], is_seen: bool
 ) -> None:
     """A prompt without repetitions: alone its row guesses nothing before its output repeats itself."""
-    keywords, made = watch()
-    with Engine(keywords["config"], drafter=keywords["drafter"]) as engine:
+    made: list[Watched] = []
+
+    def factory(context: DrafterContext) -> Watched:
+        options = SuffixOptions(recent_tokens=1000, min_match=2, min_confidence=0)
+        made.append(Watched(context, options))
+        return made[-1]
+
+    with Engine({**config, "drafter": {"num_speculative_tokens": 5}}, drafter=factory) as engine:
         first, _ = run(engine, PROMPTS[-1], tenant="a", cache_salt="s")
         (drafter,) = made
         num_alone = drafter.num_guesses
         again, _ = run(engine, PROMPTS[-1], **fields)
-        assert again == first
-        assert drafter.owners == [
-            ("a", "s"),
-            (fields.get("tenant", ""), fields.get("cache_salt", "")),
-        ]
-        assert (drafter.num_guesses > num_alone) == is_seen
+    assert again == first
+    owner = (fields.get("tenant", ""), fields.get("cache_salt", ""))
+    assert drafter.owners == [("a", "s"), owner]
+    assert (drafter.num_guesses > num_alone) == is_seen
 
 
 def test_the_ledger_says_what_is_held(config: dict[str, Any]) -> None:

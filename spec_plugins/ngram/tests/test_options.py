@@ -99,6 +99,22 @@ def test_tokens_that_never_were_are_not_kept() -> None:
     assert drafts_after_an_output(100, num_dropped=6) == []
 
 
+def test_the_output_of_a_preempted_row_is_kept_once() -> None:
+    """It is given back with its first tokens, and taken again with them."""
+    drafter = Suffix(CONTEXT, SuffixOptions(recent_tokens=100))
+    rows = Rows(drafter, CONTEXT, 0)
+    rows.admit(0, [1, 2, 3])
+    rows.step({0: 3}, {0: [50, 51, 52]})
+    rows.release(0)
+    rows.admit(0, [1, 2, 3, 50, 51, 52])
+    rows.step({0: 6}, {0: [53, 54, 55]})
+    rows.release(0)
+    rows.admit(1, [9, 50, 51])
+    assert rows.step({1: 3}, {1: [52]}, {1: 8}).get(1, []) == []
+    rows.admit(2, [9, 53])
+    assert rows.step({2: 2}, {2: [54]}, {2: 8})[2] == [(55, -1)]
+
+
 @pytest.mark.parametrize(
     "options",
     [
