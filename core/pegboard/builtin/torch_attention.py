@@ -173,12 +173,13 @@ class TorchAttention(AttentionBackend):
         local = piece.first + np.arange(piece.count)
         tokens = step.starts[rows] + local
         end = step.num_computed[rows] + piece.first + piece.count
-        begin = step.window_begin(tokens, group.window)[:, None]
+        skipped = self._layers[group.layers[0]].skipped
+        begin = step.window_begin(tokens, group.window, skipped)[:, None]
         key = begin + np.arange(int((end - begin).max()))
         valid = key < end
         # Padding reads the row's own last token: what other blocks hold may be anything.
         key = np.minimum(key, end - 1)
-        visible = step.visible(tokens, rows, key, group.window) & valid[:, None, :]
+        visible = step.visible(tokens, rows, key, group.window, skipped) & valid[:, None, :]
         slots = _slots(table[piece.rows], key, group.block_size)
 
         def to_device(values: NDArray[np.generic]) -> torch.Tensor:
@@ -225,16 +226,17 @@ class _Step:
         self.position: Int64 = batch.positions.cpu().numpy()
         self.ancestors = None if batch.ancestors is None else batch.ancestors.cpu().numpy()
 
-    def window_begin(self, tokens: Int64, window: int | None) -> Int64:
+    def window_begin(self, tokens: Int64, window: int | None, skipped: int) -> Int64:
         """The first token that any query of each span sees; tokens: [B, Q] -> [B]."""
         if window is None:
-            return np.zeros(len(tokens), dtype=np.int64)
-        # A key's position is at most its number, so no key before this one is in the window.
+            return np.full(len(tokens), skipped, dtype=np.int64)
+        # A key's position is at most its number less the skipped tokens, so no key before this one is
+        # in the window.
         begin: Int64 = self.position[tokens].min(axis=1) - window + 1
-        return begin.clip(min=0)
+        return begin.clip(min=0) + skipped
 
     def visible(
-        self, tokens: Int64, rows: Int64, key: Int64, window: int | None
+        self, tokens: Int64, rows: Int64, key: Int64, window: int | None, skipped: int
     ) -> NDArray[np.bool_]:
         """Whether queries [B, Q] see the keys [B, L], by causality, tree and window: [B, Q, L]."""
         computed = self.num_computed[rows]
@@ -245,7 +247,8 @@ class _Step:
             sees = self.ancestors[tokens[:, :, None], in_step[:, None, :]]
             sees |= (key < computed)[:, None, :]
         if window is not None:
-            position = np.where(key < computed, key, self.position[self.starts[rows] + in_step])
+            in_kv = key - skipped
+            position = np.where(key < computed, in_kv, self.position[self.starts[rows] + in_step])
             sees &= position[:, None, :] > self.position[tokens][:, :, None] - window
         return sees
 

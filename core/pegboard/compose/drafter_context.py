@@ -108,6 +108,7 @@ def drafter_context(
         composition.num_threads,
         target.shape,
         None if plan is None else plan.facts,
+        () if plan is None else plan.groups,
         drafter=composition.parts["drafter"],
         models=models,
         target=target,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pegboard.errors import EngineError
 from pegboard.interfaces.kernel import Kernel
+from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.model import ModelShape
 from pegboard.step import Drafts, Float32, Int32, RowAdmission
 
@@ -73,7 +74,8 @@ class UnitTokens:
     """Tokens for a forward of a drafter's model, one row after the other.
 
     The i-th token of a row takes its slot `num_computed + i`. It sees the slots before `num_computed`
-    and, of its row's tokens here, its ancestors and itself; without parents, all earlier ones.
+    and, of its row's tokens here, its ancestors and itself; without parents, all earlier ones. Of layers
+    with `AttentionShape.skipped` the first slots stay empty, and `num_computed` is at least their number.
 
     Attributes:
         rows: int32 [R], of the step that is observed; none twice.
@@ -152,6 +154,7 @@ class DrafterContext:
         num_threads: threads it may use on a CPU.
         target_shape: the target.
         facts: those of `model`; None: the config names none.
+        groups: KV groups of the drafter's own model, in the order of their block tables.
     """
 
     num_speculative_tokens: int
@@ -164,6 +167,7 @@ class DrafterContext:
     num_threads: int = 1
     target_shape: ModelShape | None = None
     facts: CheckpointFacts | None = None
+    groups: tuple[KVGroup, ...] = ()
 
     def unit(
         self, shape: ModelShape, build: BuildLayers, source: CheckpointSource | None = None

@@ -56,6 +56,8 @@ class AttentionShape:
         scale: factor of q·k.
         window: last tokens visible, the token itself included; None: all.
         soft_cap: scores become cap * tanh(score / cap); None: off (Gemma 2, arXiv 2408.00118).
+        skipped: a row's first tokens that the layer has no keys for: no token attends to their slots.
+            The first token after them has position 0.
     """
 
     num_heads: int
@@ -64,6 +66,7 @@ class AttentionShape:
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

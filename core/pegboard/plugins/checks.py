@@ -51,6 +51,7 @@ def attends(entry: Provides, shape: ModelShape, encoding: str) -> list[str]:
     needs = {
         "window": any(layer.window is not None for layer in shape.attention),
         "soft_cap": any(layer.soft_cap is not None for layer in shape.attention),
+        "skipped": any(layer.skipped for layer in shape.attention),
     }
     reasons = [
         f"has no {name}" for name, needed in needs.items() if needed and name not in entry.promises

@@ -148,9 +148,10 @@ def _groups(
     inspected: InspectedModel, attention: Part | None, chooser: Chooser
 ) -> tuple[KVGroup, ...]:
     block_size = _block_size(attention, chooser)
-    layers: dict[tuple[int, int, int | None], list[int]] = {}
+    layers: dict[tuple[int, int, int | None, int], list[int]] = {}
     for layer, attention_of in enumerate(inspected.shape.attention):
-        key = (attention_of.num_kv_heads, attention_of.head_dim, attention_of.window)
+        one = attention_of
+        key = (one.num_kv_heads, one.head_dim, one.window, one.skipped)
         layers.setdefault(key, []).append(layer)
     return tuple(
         KVGroup(
@@ -163,7 +164,7 @@ def _groups(
             dtype=chooser.dtype,
             model=inspected.name,
         )
-        for (heads, head_dim, window), members in layers.items()
+        for (heads, head_dim, window, _), members in layers.items()
     )
 
 

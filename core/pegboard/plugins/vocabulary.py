@@ -25,6 +25,7 @@ PROMISES: dict[str, dict[str, str]] = {
         "row_invariant": "A row has the same bits in any batch, chunk, padding and number of threads.",
         "window": "It runs layers whose tokens see only the last ones.",
         "soft_cap": "It runs layers whose scores are capped.",
+        "skipped": "It runs layers that have no keys for a row's first tokens.",
         "query_mask": "It reads `AttentionBatch.ancestors`, which trees of drafts need.",
         "lse": "It fills `lse` of `AttentionBackend.forward`.",
         "own_threads": "It brings its own threads. Where all linear kernels and attention promise it,"

@@ -126,7 +126,8 @@ class RunningDraftUnit(DraftUnit):
             raise EngineError("a drafter's tokens: offsets and token ids disagree")
         ends = tokens.num_computed + counts
         num_slots = np.where(tokens.rows < 0, 0, self.num_slots[tokens.rows])
-        wrong = (tokens.rows < 0) | (tokens.num_computed < 0) | (ends > num_slots)
+        skipped = self.parts.shape.attention[0].skipped
+        wrong = (tokens.rows < 0) | (tokens.num_computed < skipped) | (ends > num_slots)
         if wrong.any():
             at = int(np.argmax(wrong))
             row = int(tokens.rows[at])
@@ -149,7 +150,8 @@ class RunningDraftUnit(DraftUnit):
                 )
             depths, ancestors = _tree(tokens.parents, local, starts[owner], int(counts.max()))
         tables = self._rows.tables(self._groups, tokens.rows, int((num_computed + counts).max()))
-        return unit.batch(num_computed[owner] + depths, starts, num_computed, tables, ancestors)
+        positions = num_computed[owner] + depths - self.parts.shape.attention[0].skipped
+        return unit.batch(positions, starts, num_computed, tables, ancestors)
 
 
 def _tree(parents: Int32, local: Int64, first: Int64, width: int) -> tuple[Int64, Bool | None]:
