@@ -328,24 +328,23 @@ class WideTrees(EagleOptions):
     depth: int = 3
 
 
-class Factory:
-    """Makes the recorder of an engine."""
+def recorder(options: type[EagleOptions], notes: Notes) -> Callable[..., Recorder]:
+    """The factory of a recorder."""
 
-    def __init__(self, options: type[EagleOptions]) -> None:
-        self.notes = Notes()
-        self.manifest = {
-            "describe": "pegboard_eagle.layout:describe",
-            "options": f"{options.__module__}:{options.__name__}",
-            "promises": ["draft_model"],
-        }
+    def make(context: DrafterContext, options: EagleOptions) -> Recorder:
+        return Recorder(context, options, notes)
 
-    def __call__(self, context: DrafterContext, options: EagleOptions) -> Recorder:
-        return Recorder(context, options, self.notes)
+    make.manifest = {  # type: ignore[attr-defined]
+        "describe": "pegboard_eagle.layout:describe",
+        "options": f"{options.__module__}:{options.__name__}",
+        "promises": ["draft_model"],
+    }
+    return make
 
 
 def play(target: Path, draft: Path, num_nodes: int, options: type[EagleOptions]) -> Notes:
     """Runs prompts of several lengths together, in chunks, preempted now and then."""
-    factory = Factory(options)
+    notes = Notes()
     config = {
         "model": str(target),
         "dtype": "float64",
@@ -358,9 +357,9 @@ def play(target: Path, draft: Path, num_nodes: int, options: type[EagleOptions])
         },
     }
     case = Case(batch=3, chunk=7, interruptions=3)
-    run_case(config, case, PROMPTS, PARAMS, drafter=factory)
-    assert factory.notes.wrong == [] and factory.notes.proposals
-    return factory.notes
+    run_case(config, case, PROMPTS, PARAMS, drafter=recorder(options, notes))
+    assert notes.wrong == [] and notes.proposals
+    return notes
 
 
 def readings(notes: Notes, reading: Reading) -> Iterator[tuple[Proposal, list[Row]]]:
