@@ -140,9 +140,7 @@ class EagleDrafter(Drafter):
             frontier = children
         return self._best(pool, num_nodes)
 
-    def _tree_tokens(
-        self, rows: Int32, ends: Int32, pool: Pool, run: torch.Tensor
-    ) -> UnitTokens:
+    def _tree_tokens(self, rows: Int32, ends: Int32, pool: Pool, run: torch.Tensor) -> UnitTokens:
         """The nodes that are run, with their parents among them."""
         parents = pool.parents.gather(1, run)
         same = parents[:, :, None] == run[:, None, :]
@@ -165,7 +163,9 @@ class EagleDrafter(Drafter):
             number = np.full(pool.scores.shape[1] + 1, ROOT, np.int32)
             number[chosen] = np.arange(len(chosen))
             number[ROOT] = ROOT  # the last entry stands for no parent
-            nodes.append((token_ids[i][chosen], number[parents[i][chosen]], probabilities[i][chosen]))
+            nodes.append(
+                (token_ids[i][chosen], number[parents[i][chosen]], probabilities[i][chosen])
+            )
         return nodes
 
     def _run(self, tokens: UnitTokens, hidden: torch.Tensor) -> torch.Tensor:

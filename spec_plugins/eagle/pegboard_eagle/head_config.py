@@ -28,7 +28,10 @@ class HeadConfig:
         self._path = path
         self._is_speculators = OF_SPECULATORS in config
         self._layer = self._section(config, LAYER) if self._is_speculators else config
-        if config.get("hidden_act", "silu") != "silu" or self._layer.get("hidden_act", "silu") != "silu":
+        if (
+            config.get("hidden_act", "silu") != "silu"
+            or self._layer.get("hidden_act", "silu") != "silu"
+        ):
             raise self._wrong("hidden_act", self._layer.get("hidden_act"), "silu")
         eagle = self._section(config, "eagle_config")
         if eagle.get("use_aux_hidden_state", True) is not True:
@@ -115,7 +118,10 @@ class HeadConfig:
         rule = section.get("rope_type", section.get("type", "default"))
         if rule == "default":
             return RopeShape(theta, head_dim)
-        needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+        needed = {
+            "linear": ("factor",),
+            "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+        }
         if rule not in needed:
             raise self._wrong("rope_type", rule, f"default, {', '.join(needed)}")
         original = section.get("original_max_position_embeddings")
@@ -148,9 +154,7 @@ class HeadConfig:
             raise self._wrong(key, value, "a whole number from 1 on")
         return value
 
-    def _number(
-        self, values: Mapping[str, Any], key: str, default: float | None = None
-    ) -> float:
+    def _number(self, values: Mapping[str, Any], key: str, default: float | None = None) -> float:
         value = values.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:

@@ -23,9 +23,7 @@ class EagleLayers:
     e is the embedding of the token after the feature's.
     """
 
-    def __init__(
-        self, builder: LayerBuilder, layout: HeadLayout, context: DrafterContext
-    ) -> None:
+    def __init__(self, builder: LayerBuilder, layout: HeadLayout, context: DrafterContext) -> None:
         names = layout.names
         self.layout = layout
         self.context = context

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pegboard.errors import CheckpointError
 from pegboard.interfaces.checkpoint import CheckpointFacts
@@ -87,9 +86,7 @@ def layout_of(facts: CheckpointFacts, target: ModelShape, options: EagleOptions)
 class _Reader:
     """Reads one checkpoint's facts."""
 
-    def __init__(
-        self, facts: CheckpointFacts, target: ModelShape, options: EagleOptions
-    ) -> None:
+    def __init__(self, facts: CheckpointFacts, target: ModelShape, options: EagleOptions) -> None:
         self.facts = facts
         self.target = target
         self.options = options
@@ -131,8 +128,10 @@ class _Reader:
         return HeadLayout(
             shape=shape,
             taps=taps,
-            names={name.removesuffix(".weight"): full.removesuffix(".weight")
-                   for name, full in self.names.items()},
+            names={
+                name.removesuffix(".weight"): full.removesuffix(".weight")
+                for name, full in self.names.items()
+            },
             reads_embedding=is_third,
             norms_residual=self.config.norms_residual,
             feeds_normed=self.config.feeds_normed,
@@ -224,7 +223,9 @@ class _Reader:
             yield self._named("norm.weight", (hidden,), "norm")
         for layer in range(self._num_layers()):
             yield from self._layer(layer, is_third=is_third)
-        yield from self._optional("embed_tokens.weight", (self.target.vocab_size, hidden), "embedding")
+        yield from self._optional(
+            "embed_tokens.weight", (self.target.vocab_size, hidden), "embedding"
+        )
         if "embed_tokens.weight" not in self.names and hidden != of_target:
             raise self.error(
                 f"hidden_size: {hidden}, and the target's embedding has {of_target}",
@@ -259,9 +260,7 @@ class _Reader:
                 yield self._named(f"{prefix}.self_attn.{name}.weight", (head_dim,), "norm")
         yield self._named(f"{prefix}.post_attention_layernorm.weight", (hidden,), "norm")
 
-    def _named(
-        self, name: str, shape: tuple[int, ...], kind: ParameterKind
-    ) -> ParameterShape:
+    def _named(self, name: str, shape: tuple[int, ...], kind: ParameterKind) -> ParameterShape:
         return ParameterShape(self.names.get(name, name), shape, kind)
 
     def _optional(

@@ -193,9 +193,7 @@ def config_of(head: Head) -> dict[str, Any]:
 def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny target in float64."""
     folder = tmp_path_factory.mktemp("target") / "m"
-    return write_tiny_model(
-        folder, dtype="float64", num_hidden_layers=NUM_LAYERS, vocab_size=VOCAB
-    )
+    return write_tiny_model(folder, dtype="float64", num_hidden_layers=NUM_LAYERS, vocab_size=VOCAB)
 
 
 @pytest.fixture(scope="session")

@@ -69,9 +69,7 @@ class Reading:
             joined = rms(joined, self.w["input_norm.weight"])
         return self.w["fc.weight"] @ joined
 
-    def row(
-        self, feature: torch.Tensor, token: int, position: int, past: Sequence[Row]
-    ) -> Row:
+    def row(self, feature: torch.Tensor, token: int, position: int, past: Sequence[Row]) -> Row:
         """A row behind those that it sees."""
         w, head = self.w, self.head
         embedded = self.embedding[token]
