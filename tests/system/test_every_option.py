@@ -48,9 +48,13 @@ _PRIORITY = "plugins/schedulers/tests/test_priority.py"
 _POLICIES = "plugins/schedulers/tests/test_policies.py"
 _BOUNDS = "plugins/schedulers/tests/test_bounds.py"
 _DRAFTS = "spec_plugins/ngram/tests/test_options.py"
+_TREES = "spec_plugins/eagle/tests/test_arithmetic.py::test_trees_are_those_of_eagle_2"
 _EXECUTORS = "plugins/executors/tests/test_engine.py"
 
 SHOWN = {
+    "drafter.eagle.depth": _TREES,
+    "drafter.eagle.taps": "spec_plugins/eagle/tests/test_refused.py::test_taps_are_what_the_option_says",
+    "drafter.eagle.top_k": _TREES,
     "drafter.ngram.max_tokens": f"{_DRAFTS}::test_the_older_half_is_forgotten_beyond_max_tokens",
     "drafter.ngram.min_confidence": f"{_DRAFTS}::test_a_draft_ends_below_min_confidence",
     "drafter.ngram.prompt_lookup_max": f"{_DRAFTS}::test_prompt_lookup_max_and_min_bound_a_match",

@@ -139,7 +139,7 @@ def _target_ids(
     builder.on_tensor(name)
     ids = torch.arange(len(offsets)) + offsets.to(torch.int64)
     inside = bool(((ids >= 0) & (ids < context.vocab_size)).all())
-    if not inside or len(ids.unique()) < len(ids):
+    if not inside or len(torch.unique(ids)) < len(ids):
         raise CheckpointError(
             f"tensor {name}",
             "maps ids to none or twice",

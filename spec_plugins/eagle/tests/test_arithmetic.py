@@ -228,7 +228,7 @@ def best_tree(
             heapq.heappush(open_nodes, (-(score + log_prob), parent, draft_id))
 
     offer(-1)
-    taken = []
+    taken: list[int] = []
     while len(taken) < num_nodes:
         score, parent, draft_id = heapq.heappop(open_nodes)
         above = tree.nodes[parent].score if parent >= 0 else 0.0

@@ -100,3 +100,21 @@ def test_a_drafter_without_a_model_is_refused(target_folder: Path) -> None:
     wanted = Config.model_validate({"model": str(target_folder), "drafter": "eagle"})
     with pytest.raises(UserError, match=r"drafter\.model"), Engine(wanted):
         pass
+
+
+def test_taps_are_what_the_option_says(
+    target_folder: Path,
+    heads: Mapping[str, Any],
+    write: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    folder = write(tmp_path / "h", heads["EAGLE-3"])
+    config: dict[str, Any] = {
+        "model": str(target_folder),
+        "drafter": {"name": "eagle", "model": str(folder), "num_speculative_tokens": 2},
+    }
+    for said, taps in (("auto", (2, 3, 4)), ([0, 7, 1], (0, 7, 1))):
+        config["drafter"]["options"] = {"taps": said}
+        with Engine(Config.model_validate(config)) as engine:
+            drafter = engine.prepared.composition.drafter
+            assert drafter is not None and drafter.taps == taps
