@@ -92,7 +92,7 @@ def test_shell_examples_that_measure_run(program: str, tmp_path: Path) -> None:
 
 
 def test_the_command_line_of_a_tutorial_goes_together() -> None:
-    _, command = commands(ROOT / "README.md", "serve")
+    _, command, _ = commands(ROOT / "README.md", "serve")
     checked = json.loads(run(["pegboard", "check", *shlex.split(command)[1:], "--json"]))
     assert checked["max_model_len"]["value"] == 2048
     (cache,) = [part for part in checked["parts"] if part["interface"] == "prefix_cache"]
@@ -100,10 +100,17 @@ def test_the_command_line_of_a_tutorial_goes_together() -> None:
     assert checked["memory"]["num_full_sequences"] == num_sequences
 
 
+def test_the_drafter_of_a_tutorial_goes_together() -> None:
+    *_, command = commands(ROOT / "README.md", "serve")
+    checked = json.loads(run(["pegboard", "check", *shlex.split(command)[1:], "--json"]))
+    (drafter,) = [part for part in checked["parts"] if part["interface"] == "drafter"]
+    assert drafter["name"] == "ngram"
+
+
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     """The server of the README's command, on a free port."""
-    command, _ = commands(ROOT / "README.md", "serve")
+    command, *_ = commands(ROOT / "README.md", "serve")
     with serving(command, ROOT) as port:
         yield port
 

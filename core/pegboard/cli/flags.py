@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pegboard.config import DrafterChoice
+from pegboard.cli.speculative import EXAMPLE, drafter_of
 from pegboard.config_text import parse_yaml
-from pegboard.config_values import nearest, shown
-from pegboard.errors import ConfigError
 
 
 class _Typed:
@@ -130,30 +127,6 @@ def _kv_encoding(value: str, flag: str) -> str:
 _MANY = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
 _MULTIPLES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
-_DRAFTER_KEYS = {"method": "name"} | {key: key for key in DrafterChoice.model_fields}
-
-
-def _drafter(value: str, flag: str) -> dict[str, Any]:
-    try:
-        settings = json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ConfigError(flag, f"not JSON: {error}", allowed=_DRAFTER_EXAMPLE) from error
-    if not isinstance(settings, dict):
-        raise ConfigError(flag, shown(settings), allowed=_DRAFTER_EXAMPLE)
-    for key in settings:
-        if key not in _DRAFTER_KEYS:
-            meant = nearest(key, list(_DRAFTER_KEYS))
-            raise ConfigError(
-                f"{flag} {key}",
-                "unknown key",
-                allowed=", ".join(_DRAFTER_KEYS),
-                fix=f"did you mean {meant!r}?" if meant else "a drafter's own go into 'options'",
-            )
-    return {_DRAFTER_KEYS[key]: value for key, value in settings.items()}
-
-
-_DRAFTER_EXAMPLE = """'{"method": "ngram", "num_speculative_tokens": 4}'"""
-
 FLAGS: tuple[Flag, ...] = (
     Flag("--tokenizer", "tokenizer", "Folder or file of another tokenizer."),
     Flag("--revision", "revision", "Branch, tag or commit of a hub model."),
@@ -185,7 +158,7 @@ FLAGS: tuple[Flag, ...] = (
         "Most tokens a step.",
         _many,
     ),
-    Flag("--speculative-config", "drafter", f"As JSON: {_DRAFTER_EXAMPLE}.", _drafter),
+    Flag("--speculative-config", "drafter", f"As JSON: {EXAMPLE}.", drafter_of, short="-sc"),
     Flag(
         "--tensor-parallel-size",
         "executor.tensor_parallel",
@@ -258,6 +231,12 @@ REFUSED_FLAGS: tuple[RefusedFlag, ...] = (
     RefusedFlag("--kv-transfer-config", "a key says it", "--set kv_transfer=..."),
     RefusedFlag("--speculative-model", "one flag says it all", "--speculative-config '{...}'"),
     RefusedFlag("--num-speculative-tokens", "one flag says it all", "--speculative-config '{...}'"),
+    RefusedFlag(
+        "--ngram-prompt-lookup-max", "one flag says it all", "--speculative-config '{...}'"
+    ),
+    RefusedFlag(
+        "--ngram-prompt-lookup-min", "one flag says it all", "--speculative-config '{...}'"
+    ),
     RefusedFlag("--rope-scaling", "the checkpoint says it", "set it in its config.json"),
     RefusedFlag("--hf-overrides", "the checkpoint says it", "set it in its config.json"),
     RefusedFlag("--download-dir", "the hub's own cache is used", "HF_HOME=FOLDER serve ..."),

@@ -90,6 +90,15 @@ def read(capsys: pytest.CaptureFixture[str]) -> Read:
             ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}'],
             {"drafter": {"name": "ngram", "num_speculative_tokens": 3}},
         ),
+        (
+            ["-sc", '{"model": "[ngram]", "prompt_lookup_max": 5}'],
+            {
+                "drafter": {
+                    "name": "ngram",
+                    "options": {"prompt_lookup_min": 5, "prompt_lookup_max": 5},
+                }
+            },
+        ),
     ],
 )
 def test_a_tutorials_flag_sets_its_key(
@@ -217,8 +226,8 @@ def test_a_flag_without_effect_is_refused(read: Read, flag: Any) -> None:
         (["m", "--speculative-config", "ngram"], "error: --speculative-config: not JSON"),
         (["m", "--speculative-config", "[1]"], "error: --speculative-config: [1]; allowed:"),
         (
-            ["m", "--speculative-config", '{"mehtod": "ngram"}'],
-            "error: --speculative-config mehtod: unknown key; allowed: method",
+            ["m", "--speculative-config", '{"method": "medusa"}'],
+            "error: --speculative-config method: 'medusa': heads of that kind are not supported;",
         ),
     ],
 )
