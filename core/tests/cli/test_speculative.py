@@ -100,9 +100,7 @@ def test_a_method_that_is_not_here_is_refused_by_name(method: str) -> None:
 
 @pytest.mark.parametrize("key", REFUSED_KEYS)
 def test_a_key_that_is_not_here_is_refused_by_name(key: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"{FLAG} {key}: not a key here: .*; allowed: method, "
-    ):
+    with pytest.raises(ConfigError, match=rf"{FLAG} {key}: not a key here: .*; allowed: method, "):
         of(method="suffix", **{key: 1})
     assert of(method="suffix", **{key: None}) == {"name": "suffix"}
 
