@@ -76,7 +76,11 @@ def test_the_first_example_asks_for_a_capital() -> None:
 
 
 def test_shell_examples_run() -> None:
-    shown = [text for text in commands(ROOT / "README.md", "pegboard") if "--html" not in text]
+    shown = [
+        text
+        for text in commands(ROOT / "README.md", "pegboard")
+        if "--html" not in text and not text.startswith("pegboard serve")
+    ]
     assert len(shown) == 3
     outputs = [run(shlex.split(command)) for command in shown]
     assert "Paris" in outputs[0]
@@ -147,13 +151,32 @@ def _healthy(port: int) -> bool:
 def test_the_curl_examples_are_answered(port: int) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    shown = commands(ROOT / "README.md", "curl")
-    chat, models = (
-        run(["curl", "--silent", *shlex.split(command.replace(":8000", f":{port}"))[1:]])
-        for command in shown
-    )
+    shown = commands(ROOT / "README.md", "curl")[:2]
+    chat, models = (_curl(command, port) for command in shown)
     assert "Paris" in chat and '"finish_reason"' in chat
     assert '"data"' in models
+
+
+def test_the_metrics_of_the_drafter_example_show_acceptance_by_position() -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    (command,) = commands(ROOT / "README.md", "pegboard serve")
+    _, _, ask, metrics = commands(ROOT / "README.md", "curl")
+    name = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{.*position="1".*} ([0-9.]+)'
+    with serving(command, ROOT) as port:
+        assert '"finish_reason"' in _curl(ask, port)
+        deadline = time.monotonic() + 30
+        asked = metrics.partition("|")[0]
+        while not ((shown := re.search(name, _curl(asked, port))) and float(shown[1])):
+            assert time.monotonic() < deadline, shown
+            time.sleep(0.2)
+
+
+def _curl(command: str, port: int) -> str:
+    """The answer to a command of the text, sent to a port of ours."""
+    return run(
+        ["bash", "-c", command.replace("curl", "curl --silent").replace(":8000", f":{port}")]
+    )
 
 
 def test_the_openai_example_is_answered(port: int) -> None:

@@ -227,7 +227,6 @@ def expected(sums: Sums) -> Samples:
         "prefix_cache_queries_total": 0,
         "generation_tokens_total": sums.output_tokens,
         "num_preemptions_total": 0,
-        "spec_decode_num_drafts_total": 0,
         "request_generation_tokens_sum": sum(sums.outputs),
         "request_max_num_generation_tokens_sum": sum(sums.longest),
         "request_num_preemptions_sum": 0,

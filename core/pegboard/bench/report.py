@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from pegboard.bench.exchange import Record
-from pegboard.bench.server_metrics import Watched
+from pegboard.bench.server_metrics import Drafts, Watched
 
 FINEST_S = 0.1
 """Shorter intervals of the output over time would show single tokens."""
@@ -236,4 +236,19 @@ def _watched(watched: Watched) -> dict[str, Any]:
         "kv_cache_usage": [{"time": when, "usage": value} for when, value in watched.kv_use],
         "num_requests_running": [{"time": t, "requests": value} for t, value in watched.running],
         "batch_sizes": msgspec.to_builtins(watched.batch_sizes),
+        **(_drafts(watched.drafts) if watched.drafts is not None else {}),
+    }
+
+
+def _drafts(drafts: Drafts) -> dict[str, Any]:
+    """Rates are of 100 where vLLM's are, and the others of 1."""
+    return {
+        "spec_decode_acceptance_rate": 100 * drafts.num_accepted / max(1, drafts.num_tokens),
+        "spec_decode_acceptance_length": 1 + drafts.num_accepted / drafts.num_drafts,
+        "spec_decode_num_drafts": drafts.num_drafts,
+        "spec_decode_draft_tokens": drafts.num_tokens,
+        "spec_decode_accepted_tokens": drafts.num_accepted,
+        "spec_decode_per_position_acceptance_rates": list(drafts.accepted_at),
+        "spec_decode_tokens_per_step": drafts.tokens_per_step,
+        "spec_decode_chosen_tokens": drafts.chosen,
     }

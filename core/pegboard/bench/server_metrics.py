@@ -23,8 +23,9 @@ _RUNNING = ("num_requests_running",)
 _KV_USE = ("kv_cache_usage_perc", "gpu_cache_usage_perc")
 _STEPS = ("step_sequences_bucket",)
 _AGE = ("engine_metrics_age_seconds",)
+_DRAFTS = "spec_decode_"
 _WANTED = tuple(
-    prefix + name for name in (*_RUNNING, *_KV_USE, *_STEPS, *_AGE) for prefix in _PREFIXES
+    prefix + name for name in (*_RUNNING, *_KV_USE, *_STEPS, *_AGE, _DRAFTS) for prefix in _PREFIXES
 )
 
 
@@ -42,6 +43,28 @@ class Histogram:
 
 
 @dataclass(frozen=True)
+class Drafts:
+    """Speculation during the load.
+
+    Attributes:
+        num_drafts: drafts verified, one a sequence and step.
+        num_tokens, num_accepted: tokens verified and accepted.
+        accepted_at: of the drafts, the part whose token at each position was accepted.
+        tokens_per_step: tokens that a step gave a decoding sequence, steps without drafts included, the
+            mean; None: not known.
+        chosen: draft tokens that were verified with a decoding sequence in a step, 0 included, the mean;
+            None: not known.
+    """
+
+    num_drafts: int
+    num_tokens: int
+    num_accepted: int
+    accepted_at: tuple[float, ...]
+    tokens_per_step: float | None = None
+    chosen: float | None = None
+
+
+@dataclass(frozen=True)
 class Watched:
     """The server's metrics during the load.
 
@@ -49,11 +72,13 @@ class Watched:
         kv_use: seconds since the load began, and the used part of the KV pool, 0 to 1.
         running: the same, and how many requests ran.
         batch_sizes: of the load's steps; None: not known.
+        drafts: None: none were verified.
     """
 
     kv_use: tuple[tuple[float, float], ...] = ()
     running: tuple[tuple[float, float], ...] = ()
     batch_sizes: Histogram | None = None
+    drafts: Drafts | None = None
 
 
 @dataclass
@@ -112,6 +137,7 @@ class MetricsWatch:
             kv_use=_series(during, _KV_USE),
             running=running,
             batch_sizes=_batch_sizes(looks) or _sampled([value for _, value in running]),
+            drafts=_drafts(looks),
         )
 
 
@@ -160,6 +186,50 @@ def _batch_sizes(looks: Sequence[Look]) -> Histogram | None:
         last = None if high == float("inf") else int(high)
         bins.append((int(low) + 1, last, count - below))
     return Histogram("steps", tuple(bins))
+
+
+def _drafts(looks: Sequence[Look]) -> Drafts | None:
+    """The counters of the last look less those of the first."""
+    if len(looks) < 2:
+        return None
+
+    def counted(name: str) -> float:
+        first, last = (_total(look[1], (_DRAFTS + name,)) for look in (looks[0], looks[-1]))
+        return (last or 0.0) - (first or 0.0)
+
+    def mean(name: str) -> float | None:
+        count = counted(f"{name}_count")
+        return counted(f"{name}_sum") / count if count else None
+
+    num_drafts = counted("num_drafts_total")
+    if num_drafts <= 0:
+        return None
+    before, after = (_by_position(look[1]) for look in (looks[0], looks[-1]))
+    return Drafts(
+        num_drafts=int(num_drafts),
+        num_tokens=int(counted("num_draft_tokens_total")),
+        num_accepted=int(counted("num_accepted_tokens_total")),
+        accepted_at=tuple(
+            (count - before.get(position, 0.0)) / num_drafts
+            for position, count in sorted(after.items())
+        ),
+        tokens_per_step=mean("tokens_per_step"),
+        chosen=mean("chosen_tokens"),
+    )
+
+
+def _by_position(samples: Sequence[Sample]) -> dict[int, float]:
+    """Accepted tokens by position."""
+    for prefix in _PREFIXES:
+        name = f"{prefix}{_DRAFTS}num_accepted_tokens_per_pos_total"
+        found: dict[int, float] = {}
+        for sample in samples:
+            if sample.name == name:
+                position = int(sample.labels["position"])
+                found[position] = found.get(position, 0.0) + sample.value
+        if found:
+            return found
+    return {}
 
 
 def _cumulative(samples: Sequence[Sample]) -> dict[float, float]:

@@ -40,6 +40,21 @@ def facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     mean = " + ".join(_mean(found, key) for key in ("total_input_tokens", "total_output_tokens"))
     yield "tokens a request", f"{mean} (input + output, mean)"
     yield "at once", f"at most {found['max_concurrent_requests']} requests"
+    if "spec_decode_num_drafts" in found:
+        yield from _drafts(found)
+
+
+def _drafts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Speculation: what a step brought, and how many drafts were right so far."""
+    drafts, tokens = found["spec_decode_num_drafts"], found["spec_decode_draft_tokens"]
+    parts = [f"{drafts} verified, of {tokens / drafts:.2f} tokens (mean)"]
+    chosen, gained = found["spec_decode_chosen_tokens"], found["spec_decode_tokens_per_step"]
+    if chosen is not None and gained is not None:
+        parts.append(f"{chosen:.2f} a step and sequence, which gave {gained:.2f} tokens")
+    yield "drafts", "; ".join(parts)
+    rates = [f"{100 * rate:.0f}" for rate in found["spec_decode_per_position_acceptance_rates"]]
+    if rates:
+        yield "accepted by place", f"{' '.join(rates)} % of drafts"
 
 
 def load(found: Mapping[str, Any]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from pegboard.interfaces.observer import (
     BlocksNamed,
@@ -33,12 +34,30 @@ class _Period:
     num_output_tokens: int = 0
     num_looked_up: int = 0
     num_hits: int = 0
+    num_decodes: int = 0
+    accepted: Counter[int] = field(default_factory=Counter)
 
     def add(self, step: StepDone) -> None:
         self.num_prompt_tokens += step.num_prefill_tokens
         self.num_output_tokens += step.num_output_tokens
         self.num_looked_up += step.num_prefix_queries
         self.num_hits += step.num_prefix_hits
+        self.num_decodes += len(step.inter_token_s)
+        if step.drafts is not None:
+            self.accepted.update(step.drafts.accepted)
+
+    def drafts(self) -> str:
+        """Tokens a step of decoding sequences, and the part of drafts whose token at each position was
+        accepted."""
+        num_drafts = self.accepted.total()
+        num_accepted = sum(length * count for length, count in self.accepted.items())
+        parts = []
+        left = num_drafts
+        for length in range(max(self.accepted, default=0)):
+            left -= self.accepted[length]
+            parts.append(f"{left / num_drafts:.2f}")
+        a_step = 1 + num_accepted / self.num_decodes if self.num_decodes else 1.0
+        return f" tokens_per_step={a_step:.2f} accepted_per_pos={','.join(parts) or '-'}"
 
 
 class LogObserver(Observer):
@@ -51,6 +70,7 @@ class LogObserver(Observer):
 
     def __init__(self, context: ObserverContext) -> None:
         self._caches_prefixes = context.caches_prefixes
+        self._drafts = context.num_speculative_tokens > 0
         self._period: _Period | None = None
         self._last_error: ErrorHappened | None = None
         for entry, num_bytes in context.ledger.items():
@@ -105,13 +125,14 @@ class LogObserver(Observer):
             hit_rate = f"{100 * period.num_hits / period.num_looked_up:.1f}%"
         logger.info(
             "summary prompt_tokens_per_s=%.1f output_tokens_per_s=%.1f running=%d waiting=%d"
-            " kv_used=%.1f%% hit_rate=%s",
+            " kv_used=%.1f%% hit_rate=%s%s",
             period.num_prompt_tokens / elapsed,
             period.num_output_tokens / elapsed,
             step.num_running,
             step.num_waiting,
             100 * kv_usage(step.kv),
             hit_rate,
+            period.drafts() if self._drafts else "",
         )
 
 

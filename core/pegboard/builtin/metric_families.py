@@ -8,7 +8,7 @@ from typing import get_args
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pegboard.interfaces.observer import (
@@ -78,6 +78,11 @@ class MetricMaker:
         self._registry.register(made)
         return made
 
+    def position_counter(self, name: str, text: str, num_positions: int) -> PositionCounter:
+        made = PositionCounter(f"{PREFIX}{name}", text, self.labels, num_positions)
+        self._registry.register(made)
+        return made
+
 
 class TokenHistogram(Collector):
     """A histogram of something that each token brings: it takes those of a step at once, as one call
@@ -87,7 +92,7 @@ class TokenHistogram(Collector):
         self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]
     ) -> None:
         self._name, self._text, self._labels = name, text, labels
-        self._bounds = np.array(buckets)
+        self._bounds = np.array(buckets, dtype=np.float64)
         self._counts = np.zeros(len(buckets) + 1, dtype=np.int64)
         self._sum = 0.0
 
@@ -97,11 +102,35 @@ class TokenHistogram(Collector):
         self._counts += np.bincount(found, minlength=len(self._counts))
         self._sum += sum(values)
 
+    def observe_same(self, value: float, count: int) -> None:
+        """Counts one value so many times."""
+        self._counts[self._bounds.searchsorted(value)] += count
+        self._sum += value * count
+
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._text, labels=_LABELS)
         bounds = [*map(repr, self._bounds.tolist()), "+Inf"]
         so_far = self._counts.cumsum().tolist()
         family.add_metric(self._labels, list(zip(bounds, so_far, strict=True)), self._sum)
+        yield family
+
+
+class PositionCounter(Collector):
+    """A counter for each place in a draft, 0 for the first, all there from the start."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], num_positions: int) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self._counts = np.zeros(num_positions, dtype=np.int64)
+
+    def add(self, lengths: Sequence[int]) -> None:
+        """Counts the first places of each draft, so many as its length says."""
+        ends = np.bincount(lengths, minlength=len(self._counts) + 1)
+        self._counts += ends[:0:-1].cumsum()[::-1]
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._text, labels=(*_LABELS, "position"))
+        for position, count in enumerate(self._counts.tolist()):
+            family.add_metric((*self._labels, str(position)), count)
         yield family
 
 
@@ -231,7 +260,8 @@ class StepMetrics:
         self._tokens = make.histogram("iteration_tokens_total", "Tokens a step", _STEP_TOKENS)
         self._batch = make.histogram("step_sequences", "Sequences computed a step", _BATCH)
         self._seconds = make.histogram("step_seconds", "A step, by phase", _PHASE, ("phase",))
-        self._drafts = _DraftMetrics(make)
+        num_nodes = context.num_speculative_tokens
+        self._drafts = _DraftMetrics(make, num_nodes) if num_nodes else None
 
     def done(self, event: StepDone) -> None:
         self.load(event)
@@ -248,7 +278,8 @@ class StepMetrics:
         self._next.observe_all(event.inter_token_s)
         self._tokens.observe(event.num_prefill_tokens + event.num_decode_tokens)
         self._batch.observe(event.num_sequences)
-        self._drafts.done(event)
+        if self._drafts is not None:
+            self._drafts.done(event)
         worker = event.forward_s + event.sampling_s + event.drafting_s
         for phase, seconds in (
             ("forward", event.forward_s),
@@ -276,26 +307,61 @@ class StepMetrics:
 
 
 class _DraftMetrics:
-    """Metrics of speculation."""
+    """Metrics of speculation, where there is a drafter. A node of a tree is a draft token, and its depth
+    is its position."""
 
-    def __init__(self, make: MetricMaker) -> None:
-        self._labels = make.labels
-        self._drafts = make.counter("spec_decode_num_drafts", "Drafts verified")
-        self._tried = make.counter(
-            "spec_decode_num_draft_tokens", "Depths at which a draft token was compared"
-        )
+    def __init__(self, make: MetricMaker, num_nodes: int) -> None:
+        self._drafts = make.counter("spec_decode_num_drafts", "Drafts verified, one a row and step")
+        self._verified = make.counter("spec_decode_num_draft_tokens", "Draft tokens verified")
         self._accepted = make.counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
-        self._by_position = make.counter(
-            "spec_decode_num_accepted_tokens_per_pos", "By position in the draft", ("position",)
+        self._accepted_at = make.position_counter(
+            "spec_decode_num_accepted_tokens_per_pos", "By position in the draft", num_nodes
+        )
+        self._tried_at = make.position_counter(
+            "spec_decode_num_tried_tokens_per_pos",
+            "Drafts whose tokens at a position were compared: all before it was right",
+            num_nodes,
+        )
+        self._asked = make.counter(
+            "spec_decode_num_asked_tokens", "Draft tokens that the drafter might give at most"
+        )
+        self._proposed = make.counter("spec_decode_num_proposed_tokens", "Draft tokens given")
+        few = (*range(9), 12, 16, 24, 32, 48, 64)
+        self._chosen = make.token_histogram(
+            "spec_decode_chosen_tokens",
+            "Draft tokens verified with a decoding sequence in a step, 0 included",
+            [count for count in few if count < num_nodes] + [num_nodes],
+        )
+        self._gained = make.token_histogram(
+            "spec_decode_tokens_per_step",
+            "Tokens that a step gave a decoding sequence",
+            [count for count in few if 0 < count <= num_nodes] + [num_nodes + 1],
+        )
+        self._drafting_s = make.counter("spec_decode_drafting_seconds", "Drafting")
+        self._verifying_s = make.counter(
+            "spec_decode_verifying_seconds", "Forward and sampling of steps that verified drafts"
         )
 
     def done(self, event: StepDone) -> None:
-        self._drafts.inc(len(event.accepted_per_draft))
-        self._tried.inc(event.num_tried)
-        self._accepted.inc(event.num_accepted)
-        for accepted in event.accepted_per_draft:
-            for position in range(accepted):
-                self._by_position.labels(*self._labels, str(position)).inc()
+        drafts = event.drafts
+        self._drafting_s.inc(event.drafting_s)
+        num_without = len(event.inter_token_s)
+        if drafts is not None:
+            self._asked.inc(drafts.num_asked)
+            self._proposed.inc(drafts.num_proposed)
+        if drafts is not None and drafts.verified:
+            num_without = max(0, num_without - len(drafts.verified))
+            self._drafts.inc(len(drafts.verified))
+            self._verified.inc(sum(drafts.verified))
+            self._accepted.inc(event.num_accepted)
+            self._accepted_at.add(drafts.accepted)
+            self._tried_at.add(drafts.tried)
+            self._chosen.observe_all(drafts.verified)
+            self._gained.observe_all([1 + accepted for accepted in drafts.accepted])
+            self._verifying_s.inc(event.forward_s + event.sampling_s)
+        if num_without:
+            self._chosen.observe_same(0, num_without)
+            self._gained.observe_same(1, num_without)
 
 
 class BreakerMetrics:

@@ -118,7 +118,13 @@ def build_engine(prepared: Prepared, starting: Starting = Starting()) -> EngineC
     caches_prefixes = INACTIVE not in composition.parts["prefix_cache"].entry.promises
     ledger = {entry.name: entry.num_bytes for entry in prepared.ledger.entries}
     observing = ObserverContext(
-        composition.model_name, ledger, max_model_len, groups, num_blocks, caches_prefixes
+        composition.model_name,
+        ledger,
+        max_model_len,
+        groups,
+        num_blocks,
+        caches_prefixes,
+        composition.num_speculative_tokens,
     )
     tokenizer = load_tokenizer(prepared)
     return EngineCore(

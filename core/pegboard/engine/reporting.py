@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pegboard.engine.flight import Launched
 from pegboard.interfaces.kv_allocator import KVLedger
-from pegboard.interfaces.observer import LoadChanged, StepDone
+from pegboard.interfaces.observer import LoadChanged, StepDone, StepDrafts
 from pegboard.step import StepResult
 
 
@@ -41,10 +41,7 @@ def step_done(step: Launched, result: StepResult, tally: Tally, load: LoadChange
     admitted = [
         entry.seq for entry in plan.admitted if not (entry.is_fork or entry.seq.num_preemptions)
     ]
-    num_tried, accepted = 0, []
-    if plan.has_drafts:
-        num_tried = int(result.num_tried.sum())
-        accepted = result.num_accepted[result.num_tried > 0].tolist()
+    drafts = _drafts(step, result) if plan.has_drafts else None
     return StepDone(
         step_id=result.step_id,
         time=load.time,
@@ -58,8 +55,8 @@ def step_done(step: Launched, result: StepResult, tally: Tally, load: LoadChange
         num_running=load.num_running,
         num_waiting=load.num_waiting,
         num_preempted=plan.num_preempted,
-        num_tried=num_tried,
-        num_accepted=sum(accepted),
+        num_tried=sum(drafts.tried) if drafts else 0,
+        num_accepted=sum(drafts.accepted) if drafts else 0,
         kv=load.kv,
         first_token_s=tuple(tally.first_token_s),
         inter_token_s=tuple(tally.inter_token_s),
@@ -68,7 +65,19 @@ def step_done(step: Launched, result: StepResult, tally: Tally, load: LoadChange
         num_cached_prompt_tokens=tally.num_cached_prompt_tokens,
         num_prefix_queries=sum(seq.num_prompt for seq in admitted),
         num_prefix_hits=sum(seq.num_cached_tokens for seq in admitted),
-        accepted_per_draft=tuple(accepted),
+        drafts=drafts,
+    )
+
+
+def _drafts(step: Launched, result: StepResult) -> StepDrafts:
+    """Those of rows that failed are left out."""
+    batch, was_tried = step.batch, result.num_tried > 0
+    return StepDrafts(
+        verified=tuple(batch.verify[was_tried].tolist()),
+        tried=tuple(result.num_tried[was_tried].tolist()),
+        accepted=tuple(result.num_accepted[was_tried].tolist()),
+        num_asked=int(batch.propose.sum()),
+        num_proposed=int(result.num_drafts.sum()),
     )
 
 

@@ -24,6 +24,7 @@ class ObserverContext:
         groups: KV groups.
         num_blocks: of each group, block 0 included.
         caches_prefixes: whether a prefix cache is asked; without one, no prompt is looked up.
+        num_speculative_tokens: most draft nodes a row; 0: there is no drafter.
     """
 
     model: str
@@ -32,6 +33,7 @@ class ObserverContext:
     groups: tuple[KVGroup, ...] = ()
     num_blocks: tuple[int, ...] = ()
     caches_prefixes: bool = True
+    num_speculative_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,25 @@ class SequenceFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class StepDrafts:
+    """Drafts of a step. A draft is a row's nodes that were verified: tuples have an entry for each.
+
+    Attributes:
+        verified: its nodes.
+        tried: depths at which one of them was compared, up to the first at which none was right.
+        accepted: nodes accepted, one a depth.
+        num_asked: nodes that the drafter was asked for, for the next step, in all.
+        num_proposed: nodes that it gave.
+    """
+
+    verified: tuple[int, ...] = ()
+    tried: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    num_asked: int = 0
+    num_proposed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepDone:
     """One step was committed.
 
@@ -95,7 +116,7 @@ class StepDone:
         num_cached_prompt_tokens: how many of them a cache had.
         num_prefix_queries: prompt tokens of the sequences admitted for the first time.
         num_prefix_hits: how many of them a cache had.
-        accepted_per_draft: tokens accepted of each draft that was verified.
+        drafts: None: none were verified or asked for.
     """
 
     step_id: int
@@ -120,7 +141,7 @@ class StepDone:
     num_cached_prompt_tokens: int = 0
     num_prefix_queries: int = 0
     num_prefix_hits: int = 0
-    accepted_per_draft: tuple[int, ...] = ()
+    drafts: StepDrafts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from pegboard.interfaces.observer import (
     RequestArrived,
     SequenceFinished,
     StepDone,
+    StepDrafts,
 )
 from pegboard.request import FinishReason
 
@@ -36,7 +37,9 @@ MAX_EVENT_S = 0.002
 """Most CPU time an event, in the mean: a step of a small model takes some milliseconds."""
 
 
-def step(step_id: int, **values: int | tuple[float, ...] | tuple[KVLedger, ...]) -> StepDone:
+def step(
+    step_id: int, **values: int | tuple[float, ...] | tuple[KVLedger, ...] | StepDrafts
+) -> StepDone:
     """A step of one decoding sequence."""
     usual = {
         "num_prefill_tokens": 0,
@@ -58,11 +61,13 @@ def end(reason: FinishReason, *, began: bool = True) -> SequenceFinished:
     return SequenceFinished("r", 0, reason, 1.0, admitted, first_token, 9.0, 20, 16, num_output, 0)
 
 
+DRAFTS = StepDrafts((5,), (4,), (3,), num_asked=5, num_proposed=2)
+
 LIFE: tuple[Event, ...] = (
     RequestArrived("r", 1.0, num_prompt_tokens=20, num_sequences=2, max_tokens=5),
     step(0, num_prefill_tokens=20, first_token_s=(2.0, 2.0)),
     BlocksNamed(1, stored=((0, bytes(16)), (1, bytes(16)))),
-    step(1, num_tried=4, num_accepted=3, inter_token_s=(0.01, 0.0)),
+    step(1, num_tried=4, num_accepted=3, inter_token_s=(0.01, 0.0), drafts=DRAFTS),
     step(2, num_preempted=1, num_running=0, num_waiting=2, num_output_tokens=0),
     ErrorHappened("EngineError", "worker 0 is not running", "r"),
     ErrorHappened("PrefixCacheMistake", "a hit that does not hold"),
@@ -86,7 +91,8 @@ class ObserverContract:
         raise NotImplementedError("override the fixture `make`")
 
     def observer(self, make: MakeObserver) -> Observer:
-        return make(ObserverContext("model", {"weights": 1000, "KV": 64}))
+        ledger = {"weights": 1000, "KV": 64}
+        return make(ObserverContext("model", ledger, num_speculative_tokens=5))
 
     def test_every_event_is_heard(self, make: MakeObserver) -> None:
         observer = self.observer(make)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pegboard.bench import server_metrics
-from pegboard.bench.server_metrics import MetricsWatch, Watched
+from pegboard.bench.server_metrics import Drafts, MetricsWatch, Watched
 
 
 def watched(texts: Sequence[str | None]) -> Watched:
@@ -89,6 +89,30 @@ def test_where_an_engine_counts_no_steps_its_running_requests_are_sampled() -> N
     assert histogram is not None
     assert histogram.of == "samples"
     assert histogram.bins == ((1, 1, 1), (2, 2, 1), (3, 4, 2), (5, 8, 0), (9, 16, 1))
+
+
+@pytest.mark.parametrize("prefix", ["pegboard_", "vllm:"])
+def test_drafts_are_those_between_the_first_look_and_the_last(prefix: str) -> None:
+    registry = CollectorRegistry()
+
+    def counter(name: str, *labels: str) -> Counter:
+        return Counter(f"{prefix}spec_decode_{name}", "-", ("engine", *labels), registry=registry)
+
+    drafts, tokens = counter("num_drafts"), counter("num_draft_tokens")
+    accepted = counter("num_accepted_tokens")
+    at = counter("num_accepted_tokens_per_pos", "position")
+
+    def draft(num_tokens: int, num_accepted: int) -> str:
+        drafts.labels("0").inc()
+        tokens.labels("0").inc(num_tokens)
+        accepted.labels("0").inc(num_accepted)
+        for position in range(12):
+            at.labels("0", str(position)).inc(position < num_accepted)
+        return generate_latest(registry).decode()
+
+    texts = [draft(12, 12), draft(12, 11), draft(4, 1), draft(4, 0), draft(4, 1)]
+    rates = (0.75, *[0.25] * 10, 0.0)
+    assert watched(texts).drafts == Drafts(4, 24, 13, rates)
 
 
 @pytest.mark.parametrize("text", [None, "", "other_metric 1\n"])

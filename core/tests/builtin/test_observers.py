@@ -26,6 +26,7 @@ from pegboard.interfaces.observer import (
     RequestArrived,
     SequenceFinished,
     StepDone,
+    StepDrafts,
 )
 from pegboard.testing.invariance import Case, Guesses, run_case
 from pegboard.testing.tiny import write_tiny_model
@@ -36,6 +37,7 @@ CONTEXT = ObserverContext(
     max_model_len=60,
     groups=(KVGroup((0, 1), 1, 24, 16, None, "none", "float32"),),
     num_blocks=(11,),
+    num_speculative_tokens=4,
 )
 
 
@@ -158,14 +160,36 @@ def test_every_way_to_end_is_a_series_from_the_start() -> None:
 
 def test_drafts_are_counted_by_position() -> None:
     observer = MetricsObserver(CONTEXT)
-    tried = {"num_tried": 9, "num_accepted": 4}
-    observer.observe(step(accepted_per_draft=(3, 0, 1), **tried))
+    drafts = StepDrafts((3, 4, 4), (3, 1, 2), (3, 0, 1), num_asked=12, num_proposed=5)
+    waits = {"inter_token_s": (0.1,) * 5, "first_token_s": (0.1,)}
+    observer.observe(step(num_tried=6, num_accepted=4, drafts=drafts, drafting_s=0.2, **waits))
+    observer.observe(step(**waits))
     found = samples(observer)
     assert found["vllm:spec_decode_num_drafts_total"] == 3
-    assert found["vllm:spec_decode_num_draft_tokens_total"] == 9
+    assert found["vllm:spec_decode_num_draft_tokens_total"] == 11
     assert found["vllm:spec_decode_num_accepted_tokens_total"] == 4
-    by_position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    assert [found.get(f"{by_position}[{i}]") for i in range(4)] == [2, 1, 1, None]
+    by_position = "spec_decode_num_accepted_tokens_per_pos_total"
+    assert [found[f"vllm:{by_position}[{i}]"] for i in range(4)] == [2, 1, 1, 0]
+    assert [found[f"pegboard_{by_position}[{i}]"] for i in range(4)] == [2, 1, 1, 0]
+    tried = "pegboard_spec_decode_num_tried_tokens_per_pos_total"
+    assert [found[f"{tried}[{i}]"] for i in range(4)] == [3, 2, 1, 0]
+    assert found["pegboard_spec_decode_num_asked_tokens_total"] == 12
+    assert found["pegboard_spec_decode_num_proposed_tokens_total"] == 5
+    # Of ten rows that decoded, seven had no draft.
+    assert found["pegboard_spec_decode_chosen_tokens_bucket[0.0]"] == 7
+    assert found["pegboard_spec_decode_chosen_tokens_bucket[3.0]"] == 8
+    assert found["pegboard_spec_decode_chosen_tokens_count"] == 10
+    assert found["pegboard_spec_decode_chosen_tokens_sum"] == 11
+    assert found["pegboard_spec_decode_tokens_per_step_bucket[1.0]"] == 8
+    assert found["pegboard_spec_decode_tokens_per_step_sum"] == 14
+    assert found["pegboard_spec_decode_drafting_seconds_total"] == pytest.approx(0.2)
+    assert found["pegboard_spec_decode_verifying_seconds_total"] == pytest.approx(0.4)
+
+
+def test_without_a_drafter_there_are_no_metrics_of_drafts() -> None:
+    observer = MetricsObserver(replace(CONTEXT, num_speculative_tokens=0))
+    observer.observe(step(inter_token_s=(0.1,)))
+    assert not [name for name in samples(observer) if "spec_decode" in name]
 
 
 def test_a_request_of_several_sequences_is_one_request() -> None:
@@ -272,7 +296,7 @@ def test_the_log_has_a_line_an_end_and_a_summary_every_ten_seconds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="pegboard.engine")
-    observer = LogObserver(CONTEXT)
+    observer = LogObserver(replace(CONTEXT, num_speculative_tokens=0))
     caplog.clear()
     for second in range(1, 22):
         hits = {"num_prefix_queries": 20, "num_prefix_hits": 5}
@@ -289,6 +313,19 @@ def test_the_log_has_a_line_an_end_and_a_summary_every_ten_seconds(
     observer.observe(finished())
     assert "id=r index=0 reason=stop" in caplog.messages[-1]
     assert "ttft_s=5.000 e2e_s=9.000" in caplog.messages[-1]
+
+
+def test_the_summary_tells_of_drafts(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="pegboard.engine")
+    observer = LogObserver(CONTEXT)
+    caplog.clear()
+    for second in range(1, 12):
+        drafts = StepDrafts((4, 4), (3, 1), (2, 0))
+        waits = (0.1, 0.1, 0.1, 0.1)
+        observer.observe(
+            step(time=float(second), duration_s=1.0, drafts=drafts, inter_token_s=waits)
+        )
+    assert caplog.messages[0].endswith("tokens_per_step=1.50 accepted_per_pos=0.50,0.50")
 
 
 def test_one_error_of_many_sequences_is_a_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -362,11 +399,15 @@ def test_an_engine_counts_what_it_did(tiny: Path, name: str) -> None:
     everybody = sum(end.num_prompt_tokens for end in ends)
     assert sum(asked) <= found["vllm:prefix_cache_queries_total"] <= everybody
     accepted = found["vllm:spec_decode_num_accepted_tokens_total"]
-    by_position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    by_position = "vllm:spec_decode_num_accepted_tokens_per_pos_total["
     positions = [value for key, value in sorted(found.items()) if key.startswith(by_position)]
     assert sum(positions) == accepted <= found["vllm:spec_decode_num_draft_tokens_total"]
     assert positions == sorted(positions, reverse=True)
     assert (accepted > 0) == (name == "drafts")
+    # Each token but the first of a sequence comes from a step of a decoding sequence.
+    decoded = counts["generation_tokens_total"] - len(traces)
+    assert found["pegboard_spec_decode_tokens_per_step_sum"] == decoded
+    assert found["pegboard_spec_decode_tokens_per_step_count"] == decoded - accepted
     assert (counts["num_preemptions_total"] > 0) == (name == "preemption")
     assert (counts["prefix_cache_hits_total"] > 0) == (name == "prefix cache")
     assert found["vllm:kv_cache_usage_perc"] == found["vllm:num_requests_running"] == 0
