@@ -19,7 +19,7 @@ from pegboard.builtin.metrics_observer import MetricsObserver
 from pegboard.cli import main
 from pegboard.interfaces.observer import ObserverContext
 from pegboard.request import SequenceDelta
-from pegboard.testing.guessing_drafter import GuessingDrafter
+from pegboard.testing.guessing_drafter import GuessingDrafter, Outputs
 from pegboard.testing.tiny import write_tiny_model
 
 NUM_NODES = 4
@@ -198,7 +198,7 @@ def test_draft_tokens_are_those_that_were_verified_and_not_the_depths_tried(
         (7, 8, 9),
         SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True),
     )
-    outputs = {(prompt, 0): (500,) * num_tokens}
+    outputs: Outputs = {(prompt, 0): (500,) * num_tokens}
     drafting = {**config, "drafter": {"num_speculative_tokens": NUM_NODES}}
     drafter = GuessingDrafter(outputs, right=0.0, width=width)
     with Engine(drafting, observer=observer, drafter=drafter) as engine:
