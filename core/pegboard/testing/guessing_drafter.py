@@ -13,6 +13,9 @@ from pegboard.step import Drafts, Float32, Int32, RowAdmission
 Outputs = Mapping[tuple[tuple[int, ...], int], Sequence[int]]
 """(prompt, the sequence's number in its request) to the tokens that it becomes."""
 
+Nodes = list[tuple[int, int]]
+"""(token, parent) of each node of a row."""
+
 
 class GuessingDrafter(Drafter):
     """Right, wrong and partly right guesses, in chains and trees.
@@ -22,13 +25,16 @@ class GuessingDrafter(Drafter):
         right: share of depths at which the right token is among the guesses.
         width: guesses a depth; with more than one, the path goes on below one of them at random.
         seed: of the choices.
+
+    Attributes:
+        random: its dice.
     """
 
     def __init__(self, outputs: Outputs, right: float, width: int = 1, seed: int = 0) -> None:
         self._outputs = outputs
         self._right = right
         self._width = width
-        self._random = random.Random(seed)
+        self.random = random.Random(seed)
         self._coming: dict[int, Sequence[int]] = {}
 
     def admit(self, admission: RowAdmission, block_tables: tuple[Int32, ...]) -> None:
@@ -42,11 +48,11 @@ class GuessingDrafter(Drafter):
 
     def propose(self, seen: Observation) -> tuple[Drafts, Float32]:
         rows, offsets = [], [0]
-        nodes: list[tuple[int, int]] = []
+        nodes: Nodes = []
         for i, row in enumerate(seen.rows.tolist()):
             num_committed = int(seen.next_offsets[i + 1] - seen.next_offsets[i])
             self._coming[row] = self._coming[row][num_committed:]
-            guessed = self._guess(self._coming[row], int(seen.propose[i]))
+            guessed = self.guess(self._coming[row], int(seen.propose[i]))
             if guessed:
                 rows.append(row)
                 nodes += guessed
@@ -59,15 +65,16 @@ class GuessingDrafter(Drafter):
         )
         return drafts, np.linspace(0, 1, len(nodes), dtype=np.float32)
 
-    def _guess(self, coming: Sequence[int], most: int) -> list[tuple[int, int]]:
-        """(token, parent) of each node. Wrong tokens are low ids that differ from the right one."""
-        nodes: list[tuple[int, int]] = []
+    def guess(self, coming: Sequence[int], most: int) -> Nodes:
+        """The nodes of a row that becomes these tokens. Wrong tokens are low ids that differ from
+        the right one."""
+        nodes: Nodes = []
         parent = -1
         for token in coming:
-            right = self._random.random() < self._right
+            right = self.random.random() < self._right
             wrong = [other for other in range(self._width + 1) if other != token]
             level = wrong[: self._width]
-            at = self._random.randrange(self._width)
+            at = self.random.randrange(self._width)
             if right:
                 level[at] = token
             if len(nodes) + len(level) > most:

@@ -17,7 +17,13 @@ from pegboard import Engine
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.interfaces.scheduler import Scheduler
-from pegboard.request import FinishReason, JoinedDeltas, SamplingParams, SequenceDelta
+from pegboard.request import (
+    FinishReason,
+    JoinedDeltas,
+    SamplingParams,
+    SequenceDelta,
+    TokenLogprob,
+)
 from pegboard.testing.dict_cache import DictCache
 from pegboard.testing.guessing_drafter import GuessingDrafter
 from pegboard.testing.odd_schedulers import Chunked, Disorder, InOrder, Interrupted
@@ -136,11 +142,17 @@ class Trace:
         tokens: generated ids.
         logprobs: of each, and of the most likely ones, flattened; empty where not asked for.
         finish_reason: why it ended.
+        stop_reason: see `SequenceDelta`.
+        text: of a model with a tokenizer.
+        prompt_logprobs: of its request, flattened as the others.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+    text: str = ""
+    prompt_logprobs: tuple[float, ...] = ()
 
 
 Traces = dict[tuple[int, int], Trace]
@@ -191,7 +203,10 @@ def run_case(
                 gathered.setdefault(sequence, JoinedDeltas()).add(delta)
         cut_off = [one for one in engine.core.cut_off if one.part not in may_be_cut_off]
         assert not cut_off, cut_off
-    return {key: _trace(deltas.delta()) for key, deltas in gathered.items()}
+    wholes = {key: deltas.delta() for key, deltas in gathered.items()}
+    # They come with whichever sequence of their request is the first to have a token.
+    of_prompts = {key[0]: one.prompt_logprobs for key, one in wholes.items() if one.prompt_logprobs}
+    return {key: _trace(one, of_prompts.get(key[0], ())) for key, one in wholes.items()}
 
 
 def _scheduler(case: Case, given: Scheduler | None) -> Scheduler | None:
@@ -226,13 +241,24 @@ def _objects(
     return objects
 
 
-def _trace(whole: SequenceDelta) -> Trace:
-    logprobs = tuple(x for one in whole.logprobs or () for x in (one.logprob, *one.top_logprobs))
-    return Trace(whole.token_ids, logprobs, whole.finish_reason)
+def _trace(whole: SequenceDelta, of_prompt: Sequence[TokenLogprob | None]) -> Trace:
+    return Trace(
+        whole.token_ids,
+        _flat(whole.logprobs or ()),
+        whole.finish_reason,
+        whole.stop_reason,
+        whole.text,
+        _flat(of_prompt),
+    )
+
+
+def _flat(logprobs: Sequence[TokenLogprob | None]) -> tuple[float, ...]:
+    """Of each, and of the most likely ones."""
+    return tuple(x for one in logprobs if one for x in (one.logprob, *one.top_logprobs))
 
 
 def differences(expected: Traces, got: Traces, tolerance: float = 0.0) -> list[str]:
-    """A line for each sequence whose tokens, end, or logprobs (by more than tolerance) differ."""
+    """A line for each sequence whose tokens, end, text, or logprobs (by more than tolerance) differ."""
     lines = [f"{key}: missing" for key in expected.keys() - got.keys()]
     lines += [f"{key}: unexpected" for key in got.keys() - expected.keys()]
     for key in sorted(expected.keys() & got.keys()):
@@ -242,16 +268,27 @@ def differences(expected: Traces, got: Traces, tolerance: float = 0.0) -> list[s
                 i for i in itertools.count() if mine.tokens[: i + 1] != theirs.tokens[: i + 1]
             )
             lines.append(f"{key}: tokens part at {at}: {mine.tokens[at:]} {theirs.tokens[at:]}")
-        elif mine.finish_reason != theirs.finish_reason:
-            lines.append(f"{key}: ends by {mine.finish_reason}, {theirs.finish_reason}")
-        elif len(mine.logprobs) != len(theirs.logprobs):
-            lines.append(f"{key}: {len(mine.logprobs)} logprobs, {len(theirs.logprobs)}")
+        elif (mine.finish_reason, mine.stop_reason) != (theirs.finish_reason, theirs.stop_reason):
+            ends = [f"{one.finish_reason} {one.stop_reason!r}" for one in (mine, theirs)]
+            lines.append(f"{key}: ends by {ends[0]}, {ends[1]}")
+        elif mine.text != theirs.text:
+            lines.append(f"{key}: texts differ: {mine.text!r} {theirs.text!r}")
         else:
-            pairs = zip(mine.logprobs, theirs.logprobs, strict=True)
-            worst = max((abs(a - b) for a, b in pairs if a != b), default=0.0)
-            if not worst <= tolerance:
-                lines.append(f"{key}: logprobs differ by {worst}")
+            lines += _logprobs_that_differ(f"{key}: ", mine.logprobs, theirs.logprobs, tolerance)
+            of_prompts = mine.prompt_logprobs, theirs.prompt_logprobs
+            lines += _logprobs_that_differ(f"{key}: prompt ", *of_prompts, tolerance)
     return lines
+
+
+def _logprobs_that_differ(
+    whose: str, mine: Sequence[float], theirs: Sequence[float], tolerance: float
+) -> Iterator[str]:
+    if len(mine) != len(theirs):
+        yield f"{whose}{len(mine)} logprobs, {len(theirs)}"
+        return
+    worst = max((abs(a - b) for a, b in zip(mine, theirs, strict=True) if a != b), default=0.0)
+    if not worst <= tolerance:
+        yield f"{whose}logprobs differ by {worst}"
 
 
 def pairwise(axes: Mapping[str, Sequence[Any]], seed: int = 0) -> Iterator[dict[str, Any]]:

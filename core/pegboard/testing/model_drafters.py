@@ -296,6 +296,7 @@ class OneLayer(_ModelDrafter):
 class Branching(OneLayer):
     """Trees of two children a node."""
 
+    manifest: ClassVar[dict[str, Any]] = OneLayer.manifest
     width = 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from pegboard.testing.invariance import Case, Guesses, Trace, differences, pairwise
 
@@ -23,6 +24,9 @@ def test_every_difference_is_a_line() -> None:
         {(0, 0): Trace((1, 2, 3), (-0.5, -1.0, -0.21), "length")},
         {(0, 0): Trace((1, 2, 3), (-0.5, -1.0, float("nan")), "length")},
         {(0, 0): Trace((1, 2, 3), (), "length")},
+        {(0, 0): replace(BASE[0, 0], stop_reason="x")},
+        {(0, 0): replace(BASE[0, 0], text="x")},
+        {(0, 0): replace(BASE[0, 0], prompt_logprobs=(-0.5,))},
     ):
         assert len(differences(BASE, other, tolerance=1e-5)) == 1, other
 
