@@ -170,7 +170,7 @@ def prompts() -> list[tuple[int, ...]]:
 
 def requests(turn: int, processors: str) -> tuple[list[tuple[int, ...]], list[SamplingParams]]:
     """One for each feature, each with another prompt."""
-    own = {} if processors == "none" else {"processors": {"last_two": {}}}
+    own: dict[str, Any] = {} if processors == "none" else {"processors": {"last_two": {}}}
     asked = [SamplingParams(**{**COMMON, **own, **feature}) for feature in FEATURES]
     texts = prompts()
     return [(*texts[(3 * i + 5 * turn) % len(texts)], 400 + i) for i in range(len(asked))], asked
