@@ -55,6 +55,16 @@ def eos_token_id(facts: TokenizerFacts) -> int | None:
     return token_id
 
 
+def vocabulary(facts: TokenizerFacts) -> dict[str, int]:
+    """The tokens of a checkpoint that has a tokenizer, added ones included, and their ids.
+
+    Raises:
+        TokenizerError: it cannot be used.
+    """
+    tokens: dict[str, int] = _library(facts).get_vocab(with_added_tokens=True)
+    return tokens
+
+
 def _library(facts: TokenizerFacts) -> tokenizers.Tokenizer:
     """The tokenizer of the file, with the tokens that other files add to it."""
     assert facts.file is not None

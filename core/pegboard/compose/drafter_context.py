@@ -109,6 +109,7 @@ def drafter_context(
         target.shape,
         None if plan is None else plan.facts,
         () if plan is None else plan.groups,
+        None if plan is None else plan.shape,
         drafter=composition.parts["drafter"],
         models=models,
         target=target,

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pegboard.checkpoint_ref import locate
+from pegboard.compose.vocabularies import difference
 from pegboard.config import Choice, Config
-from pegboard.errors import CheckpointError, OptionsInvalid
+from pegboard.errors import CheckpointError, OptionsInvalid, TokenizerError
+from pegboard.interfaces.checkpoint import CheckpointFacts, TokenizerFacts
 from pegboard.interfaces.drafter import DrafterFacts
 from pegboard.interfaces.model import ModelShape
 from pegboard.plugins.composition import Part, Refusal
@@ -28,12 +30,14 @@ class DrafterInspector:
     Attributes:
         config, catalog: what is wanted, and what is installed.
         target: the target.
+        tokenizer: of the target.
         weights: patterns of files that hold weights.
     """
 
     config: Config
     catalog: Catalog
     target: ModelShape
+    tokenizer: TokenizerFacts
     weights: Sequence[str]
 
     def __call__(self, part: Part) -> InspectedDrafter:
@@ -44,7 +48,7 @@ class DrafterInspector:
         """
         try:
             return self._inspected(part)
-        except CheckpointError as problem:
+        except (CheckpointError, TokenizerError) as problem:
             return _refused(part, "draft_model", f"drafter.model: {problem}")
         except OptionsInvalid:  # refused where all parts' options are checked
             return InspectedDrafter()
@@ -79,17 +83,31 @@ class DrafterInspector:
             check_shape(shape, part)
         else:
             shape, model = inspect_model(self.catalog, facts)
-        if shape.vocab_size != target.vocab_size and not wants.maps_vocabulary:
+        problem = "" if wants.maps_vocabulary else self._vocabulary(facts, shape, model)
+        if problem:
             return _refused(
                 part,
                 "vocabulary",
-                f"drafter.model: {facts.path} has {shape.vocab_size} tokens and the target"
-                f" {target.vocab_size}, and drafter {part.name!r} maps none to another",
+                f"drafter.model: {facts.path}: {problem}; drafter {part.name!r} maps none to another",
+                fix="name a model that has the target's tokenizer",
             )
         quantizer = Choice(name=wants.quantizer)
         return InspectedDrafter(
             wants, InspectedModel(DRAFT, facts, source, shape, model, quantizer)
         )
+
+    def _vocabulary(self, facts: CheckpointFacts, shape: ModelShape, model: Part | None) -> str:
+        """Why ids of the drafter's model are not the target's; "": they are. Rows that pad an embedding
+        are no tokens."""
+        if (
+            model is not None
+            and facts.tokenizer.file is not None
+            and self.tokenizer.file is not None
+        ):
+            return difference(self.tokenizer, facts.tokenizer)
+        if shape.vocab_size == self.target.vocab_size:
+            return ""
+        return f"it has {shape.vocab_size} tokens and the target {self.target.vocab_size}"
 
 
 def _refused(part: Part, code: str, message: str, fix: str = "") -> InspectedDrafter:

@@ -94,7 +94,7 @@ def prepare(
     inspected = Inspected(
         model_name=config.served_names[0],
         target=InspectedModel(TARGET, text_facts, source, shape, model, config.quantizer),
-        drafter=DrafterInspector(config, catalog, shape, weights),
+        drafter=DrafterInspector(config, catalog, shape, text_facts.tokenizer, weights),
         objects=objects_parts,
         unusable=unusable,
     )

@@ -56,8 +56,9 @@ class DrafterFacts:
         shape: its own model: the shape of layers that it builds itself, `registry` for a model that a
             model plugin builds; None: it has none.
         taps: the target's hidden states that it wants, of `ModelShape.taps`.
-        maps_vocabulary: whether it maps ids of its model to the target's; without, the two vocabularies
-            have to be of one size.
+        maps_vocabulary: whether it maps ids of its model to the target's. Without, a model of the
+            registry has to have the target's tokens, by the tokenizers of the two. Where one has none,
+            and for layers of one's own, the two vocabularies have to be of one size.
         quantizer: the quantizer of its model by name; `auto`: what the checkpoint says.
         slots: what its KV groups need to propose.
     """
@@ -155,6 +156,8 @@ class DrafterContext:
         target_shape: the target.
         facts: those of `model`; None: the config names none.
         groups: KV groups of the drafter's own model, in the order of their block tables.
+        shape: the drafter's own model; None: it has none. Of the same tokens the embeddings of two models
+            may have different numbers of rows: what the target says may lie past the drafter's.
     """
 
     num_speculative_tokens: int
@@ -168,6 +171,7 @@ class DrafterContext:
     target_shape: ModelShape | None = None
     facts: CheckpointFacts | None = None
     groups: tuple[KVGroup, ...] = ()
+    shape: ModelShape | None = None
 
     def unit(
         self, shape: ModelShape, build: BuildLayers, source: CheckpointSource | None = None

@@ -116,6 +116,104 @@ def test_another_vocabulary_needs_a_map(
     drafted(model=str(other))
 
 
+Edit = Callable[[dict[str, Any]], None]
+"""Changes the content of a tokenizer.json."""
+
+
+def _rename(tokenizer: dict[str, Any]) -> None:
+    vocabulary = tokenizer["model"]["vocab"]
+    for number, token in enumerate([text for text, i in vocabulary.items() if i in (100, 200)]):
+        vocabulary[f"<other{number}>"] = vocabulary.pop(token)
+    gone = {merge[0] + merge[1] for merge in tokenizer["model"]["merges"]} - vocabulary.keys()
+    assert not gone
+
+
+def _add(content: str, token_id: int) -> Edit:
+    def add(tokenizer: dict[str, Any]) -> None:
+        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        token = {"id": token_id, "content": content, **dict.fromkeys(flags, False)}
+        tokenizer["added_tokens"].append(token)
+
+    return add
+
+
+@pytest.fixture
+def with_tokenizers(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """(rows of the draft's embedding, change of its tokenizer) -> the keys of both models."""
+
+    def write(vocab_size: int, edit: Edit = lambda tokenizer: None) -> dict[str, str]:
+        target = write_tiny_model(tmp_path / "t", tokenizer=True)
+        draft = write_tiny_model(tmp_path / "d", tokenizer=True, vocab_size=vocab_size)
+        file = draft / "tokenizer.json"
+        content = json.loads(file.read_text())
+        edit(content)
+        file.write_text(json.dumps(content))
+        return {"model": str(target), "drafter": str(draft)}
+
+    return write
+
+
+def prepared_of(keys: dict[str, str]) -> Prepared:
+    config = {"model": keys["model"], "max_model_len": 64, "drafter": {"model": keys["drafter"]}}
+    return prepare(Config.from_values(config), drafter=SecondModel)
+
+
+@pytest.mark.parametrize("vocab_size", [400, 517, 640])
+def test_padding_of_the_embedding_is_no_other_vocabulary(
+    with_tokenizers: Callable[..., dict[str, str]], vocab_size: int
+) -> None:
+    """Nor are the names that GGUF files give to its rows."""
+    num_tokens = len(
+        json.loads(tokenizer_of(with_tokenizers(vocab_size)).read_text())["model"]["vocab"]
+    )
+    prepared_of(with_tokenizers(vocab_size, _add(f"[PAD{num_tokens}]", num_tokens)))
+
+
+def tokenizer_of(keys: dict[str, str]) -> Path:
+    return Path(keys["drafter"]) / "tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (
+            _rename,
+            r"other tokens .*: 100 is '<other0>' for '.*', 200 is '<other1>' for .*\(2 differ\)",
+        ),
+        (_add("<more>", 320), r"other tokens .* is '<more>' for no token \(1 differ\); it has"),
+    ],
+    ids=["renamed", "added"],
+)
+def test_other_tokens_are_refused_by_their_texts(
+    with_tokenizers: Callable[..., dict[str, str]],
+    edit: Edit,
+    reason: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """Though the embeddings have as many rows. `check` says so, and loads no weight."""
+    keys = with_tokenizers(517, edit)
+    with pytest.raises(CompositionRefused, match=reason):
+        prepared_of(keys)
+    (tmp_path / "second_model.py").write_text(PLUGIN)
+    drafting = f"drafter={{name: second_model, model: {keys['drafter']}}}"
+    load = f"plugins.load=[{tmp_path / 'second_model.py'}]"
+    assert main(["check", keys["model"], "--set", load, "--set", drafting]) == 2
+    said = capsys.readouterr().err
+    assert "other tokens" in said and "fix: name a model that has the target's tok" in said
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused(
+    with_tokenizers: Callable[..., dict[str, str]],
+) -> None:
+    keys = with_tokenizers(517)
+    tokenizer_of(keys).write_text("{}")
+    with pytest.raises(
+        CompositionRefused, match=r"drafter\.model: .*tokenizer\.json: cannot be used"
+    ):
+        prepared_of(keys)
+
+
 def test_its_tensors_are_checked_as_the_targets(drafted: Drafted, tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "m")
     tensors = load_file(folder / "model.safetensors")
