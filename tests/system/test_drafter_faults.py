@@ -111,7 +111,7 @@ class Moody(SpeculationPolicy):
 
 
 def drafting(name: str, num_nodes: int = 6) -> dict[str, Any]:
-    return {"drafter": {"name": name, "num_speculative_tokens": num_nodes}}
+    return {"drafter": {"name": name, "num_speculative_tokens": num_nodes, "policy": "fixed"}}
 
 
 WAYS = list(itertools.product(range(3), (True, False), (1, 3), (0.0, 0.02)))

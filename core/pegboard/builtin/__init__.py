@@ -40,7 +40,10 @@ def pegboard_schedulers() -> Factories:
 
 @hookimpl
 def pegboard_speculation_policies() -> Factories:
-    return {"fixed": _from("builtin.fixed_policy", "FixedPolicy")}
+    return {
+        "adaptive": _from("builtin.adaptive.policy", "AdaptivePolicy"),
+        "fixed": _from("builtin.fixed_policy", "FixedPolicy"),
+    }
 
 
 @hookimpl

@@ -3,15 +3,15 @@ and the breakers of both."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from operator import index
 
 from pegboard.engine.breaker import Breaker, PluginErred
 from pegboard.engine.flight import Launched
 from pegboard.engine.parts import EngineParts
-from pegboard.engine.step_builder import Entry, Plan, PlannedStep
+from pegboard.engine.step_builder import Entry, PlannedStep
+from pegboard.engine.step_costs import MeasuredCosts
 from pegboard.errors import INTERRUPTS
-from pegboard.interfaces.speculation_policy import DraftView
+from pegboard.interfaces.speculation_policy import Choice, DraftView
 from pegboard.step import StepResult
 
 LEAST_POLICY_S = 0.5
@@ -19,9 +19,6 @@ LEAST_POLICY_S = 0.5
 
 MAX_POLICY_SHARE = 0.5
 """Most seconds of a policy, as a part of the workers'. It is there to save time."""
-
-_NEWEST = 1 / 8
-"""The newest measurement's weight in a mean."""
 
 
 class Speculation:
@@ -53,7 +50,7 @@ class Speculation:
         if not entries or not self.policy.retry(self._judge_anew):
             return
         tokens_left = self._max_num_tokens - step.num_tokens
-        self._costs.num_tokens = step.num_tokens
+        self._costs.begin(step.num_tokens, len(entries))
         try:
             choices = self._choices(entries, tokens_left)
         except PluginErred:
@@ -74,7 +71,15 @@ class Speculation:
             self.drafter.confirm()
         if not self._max_drafts:
             return
-        self._costs.note(plan, result)
+        entries = plan.entries
+        self._costs.note(
+            num_rows=len(entries),
+            num_tokens=plan.num_tokens,
+            num_verified=sum([entry.verify for entry in entries]),
+            num_asked=sum([entry.propose for entry in entries]),
+            step_s=result.forward_s + result.sampling_s,
+            draft_s=result.drafting_s,
+        )
         self._judge(result.forward_s + result.sampling_s + result.drafting_s)
 
     def _choices(self, entries: list[Entry], tokens_left: int) -> list[tuple[int, int]]:
@@ -88,9 +93,19 @@ class Speculation:
         # Exact types only: a subclass may state one length and have another.
         if type(answer) not in (list, tuple) or len(answer) != len(rows):
             raise self.policy.wrong_answer("choose", answer, f"a list of {len(rows)} choices")
-        choices = [
-            self._checked(choice, row.num_drafts) for choice, row in zip(answer, rows, strict=True)
-        ]
+        most = self._max_drafts
+        choices: list[tuple[int, int]] = []
+        for choice, row in zip(answer, rows, strict=True):
+            if type(choice) is Choice:
+                verify, propose = choice
+                if (
+                    type(verify) is type(propose) is int
+                    and 0 <= verify <= row.num_drafts
+                    and 0 <= propose <= most
+                ):
+                    choices.append(choice)
+                    continue
+            choices.append(self._checked(choice, row.num_drafts))
         self.policy.confirm()
         return choices
 
@@ -127,53 +142,6 @@ class Speculation:
 
     def _try_drafter(self) -> None:
         self.drafter_trial += 1
-
-
-class MeasuredCosts:
-    """The workers' seconds by size of the step: see `StepCosts`."""
-
-    def __init__(self) -> None:
-        self.num_tokens = 0
-        self._steps = _Curve()
-        self._drafting = _Curve()
-
-    def step_s(self, num_tokens: int) -> float:
-        return self._steps.seconds(num_tokens)
-
-    def draft_s(self, num_nodes: int) -> float:
-        return self._drafting.seconds(num_nodes) if num_nodes > 0 else 0.0
-
-    def note(self, plan: Plan, result: StepResult) -> None:
-        """Notes the seconds of a step."""
-        self._steps.note(plan.num_tokens, result.forward_s + result.sampling_s)
-        num_nodes = sum(entry.propose for entry in plan.entries)
-        if num_nodes:
-            self._drafting.note(num_nodes, result.drafting_s)
-
-
-class _Curve:
-    """Seconds by size, of each power of two a mean; between the means a straight line."""
-
-    def __init__(self) -> None:
-        self._means: dict[int, tuple[float, float]] = {}
-        self._points: list[tuple[float, float]] = []
-
-    def note(self, size: int, seconds: float) -> None:
-        power = size.bit_length()
-        mean_size, mean = self._means.get(power, (size, seconds))
-        self._means[power] = (
-            mean_size + _NEWEST * (size - mean_size),
-            mean + _NEWEST * (seconds - mean),
-        )
-        self._points = sorted(self._means.values())
-
-    def seconds(self, size: int) -> float:
-        points = self._points
-        at = bisect_left(points, (size, 0.0))
-        if 0 < at < len(points):
-            (low, before), (high, after) = points[at - 1], points[at]
-            return before + (after - before) * (size - low) / (high - low)
-        return points[0 if at == 0 else -1][1] if points else 0.0
 
 
 def _view(entry: Entry) -> DraftView:

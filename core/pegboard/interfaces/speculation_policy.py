@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 VERSION = 1
 
 
@@ -21,8 +24,7 @@ class SpeculationContext:
     num_speculative_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class DraftView:
+class DraftView(NamedTuple):
     """A row that samples in the step.
 
     Attributes:
@@ -57,19 +59,28 @@ class Choice(NamedTuple):
 
 
 class StepCosts(Protocol):
-    """Seconds that the workers take, from the steps so far; recent ones count for more. Between sizes
-    that were measured the seconds lie on a straight line, beyond them they are those of the nearest;
-    before the first measurement they are 0."""
+    """Seconds that the workers take, from the steps so far; recent ones count for more. A larger size
+    takes no less than a smaller one. Between sizes that were measured the seconds lie on a straight line;
+    beyond the largest they are its own, and below the least they fall, so that sizes which were never
+    tried look good; before the first measurement they are 0."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens that this step computes without drafts."""
 
     def step_s(self, num_tokens: int) -> float:
-        """Seconds of forward and sampling in a step of so many tokens, draft nodes included."""
+        """Seconds of forward and sampling in a step of so many tokens, draft nodes included.
+
+        Steps without a prompt's chunk are what counts; those with one, which sample less, stand in only
+        for sizes beyond them.
+        """
+
+    def steps_s(self, first: int, last: int) -> NDArray[np.float64]:
+        """The same of each number of tokens from the first to the last."""
 
     def draft_s(self, num_nodes: int) -> float:
-        """Seconds of drafting in a step that asks for so many nodes, those of all rows."""
+        """Seconds of drafting in a step with about as many rows as this one that asks for so many nodes,
+        those of all rows. 0 nodes: of observing alone."""
 
 
 class SpeculationPolicy(ABC):

@@ -15,8 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from numpy.typing import NDArray
 
 from pegboard.interfaces.speculation_policy import (
     DraftView,
@@ -43,6 +45,9 @@ class LinearCosts:
 
     def step_s(self, num_tokens: int) -> float:
         return self.base_s + self.token_s * num_tokens
+
+    def steps_s(self, first: int, last: int) -> NDArray[np.float64]:
+        return self.base_s + self.token_s * np.arange(first, last + 1.0)
 
     def draft_s(self, num_nodes: int) -> float:
         return self.node_s * num_nodes

@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from pegboard.builtin.fcfs import FCFS
 from pegboard.engine.breaker import FIRST_PAUSE_S, MAX_CALL_S
-from pegboard.engine.speculation import LEAST_POLICY_S, MeasuredCosts
+from pegboard.engine.speculation import LEAST_POLICY_S
+from pegboard.engine.step_costs import MeasuredCosts
 from pegboard.interfaces.observer import ErrorHappened, Event, Observer
 from pegboard.interfaces.scheduler import QueueView, Scheduler, SchedulerContext, StepBuilder
 from pegboard.interfaces.speculation_policy import (
@@ -439,16 +440,21 @@ def test_costs_are_those_that_were_measured(bench: Make) -> None:
     engine.worker.forward_s = lambda batch: float(batch.num_tokens.sum() + batch.verify.sum())
     engine.add("first", [1, 2, 3], max_tokens=9)
     engine.step()
-    assert costs[0].step_s(1) == costs[0].step_s(1000) == 3.0
-    assert costs[0].draft_s(0) == costs[0].draft_s(4) == 0.0
+    assert costs[0].step_s(3) == costs[0].step_s(1000) == pytest.approx(3.0)
+    assert 0 < costs[0].step_s(0) < costs[0].step_s(1) < 3.0
+    assert costs[0].draft_s(0) == 0.0
     for number in range(12):
         engine.add(str(number), [1], max_tokens=9)
     engine.run()
-    sizes = [int(batch.num_tokens.sum() + batch.verify.sum()) for batch in engine.worker.batches]
-    for size in range(min(sizes), max(sizes[:2])):
-        assert costs[0].step_s(size) == pytest.approx(size, rel=0.3)
-    assert costs[0].step_s(0) == costs[0].step_s(1) > 0
-    assert costs[0].step_s(10**6) == costs[0].step_s(64)
+    # The first step computes a prompt of three.
+    batches = engine.worker.batches[1:]
+    sizes = [int(batch.num_tokens.sum() + batch.verify.sum()) for batch in batches]
+    for size in sizes:
+        assert costs[0].step_s(size) == pytest.approx(size, rel=0.05)
+    assert costs[0].step_s(10**6) == pytest.approx(max(sizes))
+    assert costs[0].steps_s(2, 40).tolist() == pytest.approx(
+        list(map(costs[0].step_s, range(2, 41)))
+    )
 
 
 @given(
@@ -459,9 +465,35 @@ def test_costs_lie_between_the_measurements(
     measured: list[tuple[int, float]], sizes: list[int]
 ) -> None:
     costs = MeasuredCosts()
-    for num_nodes, seconds in measured:
-        costs._drafting.note(num_nodes, seconds)
+    for number, (size, seconds) in enumerate(measured):
+        # Every other one computes a prompt of two tokens.
+        costs.note(size, size + number % 2, 0, size, seconds, seconds)
+    costs.begin(1, measured[0][0])
     values = [seconds for _, seconds in measured]
-    asked = [costs.draft_s(size) for size in sizes if size]
-    assert all(min(values) * 0.999 <= value <= max(values) * 1.001 for value in asked)
-    assert costs.draft_s(0) == 0.0 and np.isfinite(asked).all()
+    sizes = sorted(sizes)
+    for of_size in (costs.step_s, costs.draft_s):
+        asked = [of_size(size) for size in sizes]
+        assert all(0 <= value <= max(values) * 1.001 for value in asked)
+        assert all(low <= high * 1.000001 for low, high in pairwise(asked))
+        assert of_size(10**7) >= min(values) * 0.999
+
+
+def test_a_pace_that_changes_is_that_of_all_sizes() -> None:
+    costs = MeasuredCosts()
+    for _ in range(20):
+        for size in (1, 5, 9):
+            costs.note(1, size, size - 1, 0, size * 0.01, 0.0)
+    for _ in range(40):
+        costs.note(1, 1, 0, 0, 0.02, 0.0)
+    assert costs.step_s(1) == pytest.approx(0.02, rel=0.1)
+    assert costs.step_s(9) == pytest.approx(9 * costs.step_s(1), rel=0.15)
+
+
+def test_one_late_step_is_no_change_of_pace() -> None:
+    costs = MeasuredCosts()
+    for number in range(60):
+        for size in (1, 5, 9):
+            is_late = number % 20 == 0
+            costs.note(1, size, size - 1, 0, size * (1.0 if is_late else 0.01), 0.0)
+    for size in (1, 5, 9):
+        assert costs.step_s(size) == pytest.approx(size * 0.01, rel=0.1)

@@ -74,6 +74,7 @@ def test_a_trained_head_is_accepted(prompts: list[list[int]], options: dict[str,
         "name": "eagle",
         "model": str(HEAD),
         "num_speculative_tokens": 3,
+        "policy": "fixed",
         "options": options,
     }
     assert tokens_a_step(prompts, drafter, 80) >= LEAST

@@ -39,6 +39,7 @@ def test_a_copy_takes_less_than_half_of_the_steps(bundled_model: str) -> None:
     plain, num_steps = answer(bundled_model, None)
     assert len(plain) == NUM_TOKENS
     for name in ("ngram", "suffix"):
-        drafted, num_drafting = answer(bundled_model, {"name": name, "num_speculative_tokens": 5})
+        drafter = {"name": name, "num_speculative_tokens": 5, "policy": "fixed"}
+        drafted, num_drafting = answer(bundled_model, drafter)
         assert drafted == plain
         assert num_drafting < num_steps / 2, f"{name}: {num_drafting} of {num_steps} steps"

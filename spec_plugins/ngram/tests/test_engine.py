@@ -149,7 +149,8 @@ def test_an_output_is_guessed_from_for_its_tenant_and_salt_alone(
         made.append(Watched(context, options))
         return made[-1]
 
-    with Engine({**config, "drafter": {"num_speculative_tokens": 5}}, drafter=factory) as engine:
+    drafting = {"num_speculative_tokens": 5, "policy": "fixed"}
+    with Engine({**config, "drafter": drafting}, drafter=factory) as engine:
         first, _ = run(engine, PROMPTS[-1], tenant="a", cache_salt="s")
         (drafter,) = made
         num_alone = drafter.num_guesses
@@ -179,6 +180,6 @@ def test_steps_are_saved_where_a_text_repeats_itself(config: dict[str, Any], dra
             return run(engine, PROMPTS[-1], bias={7: 100.0})
 
     plain, num_steps = answer()
-    drafted, num_drafting = answer(drafter={"name": drafter})
+    drafted, num_drafting = answer(drafter={"name": drafter, "policy": "fixed"})
     assert drafted == plain == (7,) * MAX_TOKENS
     assert num_drafting < num_steps

@@ -1,0 +1,1 @@
+"""The speculation policy `adaptive`: as many drafts as pay."""
