@@ -10,17 +10,23 @@ folder's README.
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
-from math import comb
 from pathlib import Path
 from typing import Any
 
 from peer_process import prepare_models
 from quant_tables import WEIGHTS
 from report import circumstances, markdown, write_result, write_table
-from rounds import PARTS, ratios, round_options, started, take_turns
+from rounds import (
+    CONFIDENCE,
+    PARTS,
+    interval,
+    ratios,
+    round_options,
+    started,
+    take_turns,
+)
 
 HERE = Path(__file__).parent
 CASES = ("1x128x64", "8x128x64")
@@ -31,7 +37,6 @@ MODELS = {"float32": ("hf-f32", (BEFORE, AFTER, UNLIMITED))} | {
     bits: (file, (BEFORE, AFTER)) for bits, file in WEIGHTS.items()
 }
 """Weights to their file, and the engines that run it."""
-CONFIDENCE = 0.95
 HOST_STEP = """
 import json, sys, tempfile
 from pathlib import Path
@@ -107,19 +112,6 @@ def _host_steps(before: Path, running: int, options: Any) -> dict[str, list[floa
             output = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
             found[name].append(float(output))
     return found
-
-
-def interval(values: list[float]) -> str:
-    """The median, and the order statistics between which the true one lies with `CONFIDENCE`."""
-    ordered, count = sorted(values), len(values)
-    outside, cut = 0.0, 0
-    while cut < (count - 1) // 2:
-        outside += 2 * comb(count, cut) / 2**count
-        if outside > 1 - CONFIDENCE:
-            break
-        cut += 1
-    low, high = ordered[max(cut - 1, 0)], ordered[count - max(cut, 1)]
-    return f"{statistics.median(values):.3f} ({low:.3f} to {high:.3f})"
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from peer_process import MODELS, PEERS, PeerProcess
 
 CASES = ("1x128x64", "8x128x64", "32x128x64")
 PARTS = ("total", "decode", "prefill")
+CONFIDENCE = 0.95
 
 Run = dict[str, Any]
 """A peer's answer to a case: seconds of each part, and the like."""
@@ -137,6 +139,24 @@ def ratio(ours: Sequence[Run], theirs: Sequence[Run], part: str) -> str:
     """Median of the rounds' ratios, with the smallest and the largest."""
     values = ratios(ours, theirs, part)
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def interval(values: Sequence[float]) -> str:
+    """The median, and the bounds between which the true one lies."""
+    low, high = bounds(values)
+    return f"{statistics.median(values):.3f} ({low:.3f} to {high:.3f})"
+
+
+def bounds(values: Sequence[float]) -> tuple[float, float]:
+    """The order statistics between which the true median lies with `CONFIDENCE`."""
+    ordered, count = sorted(values), len(values)
+    outside, cut = 0.0, 0
+    while cut < (count - 1) // 2:
+        outside += 2 * comb(count, cut) / 2**count
+        if outside > 1 - CONFIDENCE:
+            break
+        cut += 1
+    return ordered[max(cut - 1, 0)], ordered[count - max(cut, 1)]
 
 
 def peaks(cases: Runs, names: Sequence[str]) -> str:
