@@ -103,7 +103,14 @@ def test_it_runs(shared_folder: Path, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "tiny", tokenizer=True, **sizes)
     page, out = tmp_path / "page.md", tmp_path / "spec.json"
     page.write_text("".join(MARKS))
-    command: list[str | Path] = [sys.executable, BENCH / "bench_spec.py", "--model", model, "--out", out]
+    command: list[str | Path] = [
+        sys.executable,
+        BENCH / "bench_spec.py",
+        "--model",
+        model,
+        "--out",
+        out,
+    ]
     command += ["--page", page, "--shared", shared_folder, "--rounds", "2", "--max-tokens", "8"]
     command += ["--weights", "float32", "--batch", "1", "3", "--drafter", "suffix"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
