@@ -219,6 +219,24 @@ class AttentionContract:
         self.check(rows, Chunk(0, 11), Chunk(1, 4))
         self.check(rows, Chunk(1, 1), Chunk(0, 3))
 
+    @pytest.mark.parametrize("window", [None, 6])
+    def test_skipped_tokens_have_no_keys(self, make: MakeBackend, window: int | None) -> None:
+        self.needs("skipped")
+        if window:
+            self.needs("window")
+        for skipped in (1, self.block_sizes[0] + 1):
+            rows = self.rows(
+                make, shape(head_dim=self.head_dims[0], window=window, skipped=skipped)
+            )
+            self.check(rows, Chunk(0, 9), Chunk(1, 1))
+            rows.forget_blocks_before_window()
+            self.check(rows, Chunk(0, 1), Chunk(1, 12), Chunk(2, 2))
+            if "query_mask" in self.features:
+                self.check(rows, Chunk(0, 1, drafts=TREE), Chunk(2, 1, drafts=FORK))
+                rows.accept(0, nodes=(0, 2, 4))
+            rows.fork(0, 3)
+            self.check(rows, Chunk(0, 2), Chunk(3, 1))
+
     def test_soft_cap(self, make: MakeBackend) -> None:
         self.needs("soft_cap")
         rows = self.rows(make, shape(head_dim=self.head_dims[0], soft_cap=1.5))

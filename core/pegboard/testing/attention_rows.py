@@ -63,7 +63,8 @@ class Problem:
     """The problem that a backend is made for.
 
     Attributes:
-        layers: attention of each layer; layers of one window share a KV group.
+        layers: attention of each layer; layers of one window share a KV group, and all skip as many
+            tokens.
         rotary_dim: elements of a head that are rotated; None: all; 0: no rotation.
         lse: also compare the log of the sum of exponentials.
         num_threads: threads that the backend may use.
@@ -140,6 +141,7 @@ class PagedRows:
         self.problem = problem
         self.stale_entry: int | None = None
         self.groups = problem.groups()
+        self._skipped = problem.layers[0].skipped
         self._generator = torch.Generator().manual_seed(11)
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
         self._max_blocks = -(-MAX_POSITION // problem.block_size)
@@ -238,7 +240,7 @@ class PagedRows:
 
     def _reserve(self, row: int, num_tokens: int) -> None:
         for table, free in zip(self._tables[row], self._free, strict=True):
-            while len(table) * self.problem.block_size < num_tokens:
+            while len(table) * self.problem.block_size < num_tokens + self._skipped:
                 table.append(free.pop())
 
     def _batch(self, chunks: Sequence[Chunk]) -> AttentionBatch:
@@ -256,7 +258,9 @@ class PagedRows:
         return AttentionBatch(
             positions=torch.tensor(positions, dtype=torch.int64, device=device),
             query_starts=torch.tensor(starts, dtype=torch.int64),
-            num_computed=torch.tensor([self.length(c.row) for c in chunks], dtype=torch.int64),
+            num_computed=torch.tensor(
+                [self.length(c.row) + self._skipped for c in chunks], dtype=torch.int64
+            ),
             block_tables=tuple(
                 self._block_table(g, chunks).to(device) for g in range(len(self.groups))
             ),
@@ -381,8 +385,8 @@ class PagedRows:
         del dense.keys[kept:], dense.values[kept:], dense.positions[kept:]
 
     def _slot(self, group: int, row: int, token: int) -> int:
-        block = self._tables[row][group][token // self.problem.block_size]
-        return block * self.problem.block_size + token % self.problem.block_size
+        entry, offset = divmod(token + self._skipped, self.problem.block_size)
+        return self._tables[row][group][entry] * self.problem.block_size + offset
 
     def accept(self, row: int, nodes: Sequence[int]) -> None:
         """Keeps a path of the draft nodes of the row's last step, and compacts it."""
@@ -420,7 +424,8 @@ class PagedRows:
 
         self._reserve(child, self.length(row))
         for group in range(len(self.groups)):
-            count = math.ceil(self.length(row) / self.problem.block_size)
+            num_slots = self.length(row) + self._skipped
+            count = math.ceil(num_slots / self.problem.block_size)
             self.backend.copy_blocks(
                 group,
                 torch.tensor(self._tables[row][group][:count]),
@@ -435,7 +440,7 @@ class PagedRows:
         for row, tables in enumerate(self._tables):
             for group, table in zip(self.groups, tables, strict=True):
                 if group.window is not None:
-                    first = max(0, self.length(row) - group.window + 1)
+                    first = max(0, self.length(row) - group.window + 1) + self._skipped
                     for entry in range(min(first // self.problem.block_size, len(table))):
                         table[entry] = 0
 

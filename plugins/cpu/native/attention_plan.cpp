@@ -42,7 +42,8 @@ void AttentionPlan::add_row(int64_t row) {
     if (step.ancestors != nullptr) {
       see_ancestors(token, step.ancestors + t * step.ancestors_stride, num_computed, end - begin);
     }
-    token.first = shape.window > 0 ? std::max<int64_t>(0, token.end - shape.window) : 0;
+    token.first = shape.skipped;
+    if (shape.window > 0) token.first = std::max(token.first, token.end - shape.window);
     tokens.push_back(token);
   }
   for (int64_t t = begin; t < end; t += max_tokens) add_block(t, std::min(max_tokens, end - t));

@@ -170,7 +170,7 @@ class CPUAttention(AttentionBackend):
         move(self.handle, group, len(source), source.data_ptr(), target.data_ptr())
 
     def _add_groups(self) -> None:
-        add_group = function("pb_attention_add_group", None, POINTER, *(SIZE,) * 6)
+        add_group = function("pb_attention_add_group", None, POINTER, *(SIZE,) * 7)
         for group in self._groups:
             add_group(
                 self.handle,
@@ -179,6 +179,7 @@ class CPUAttention(AttentionBackend):
                 padded(group.head_dim),
                 group.block_size,
                 group.window or 0,
+                self._layers[group.layers[0]].skipped,
                 max(self._layers[i].num_heads // group.num_kv_heads for i in group.layers),
             )
 

@@ -11,6 +11,7 @@ from pegboard_cpu.attention_layout import layout
 
 class TestCPUAttention(AttentionContract):
     layout = staticmethod(layout)
+    features = AttentionContract.features | {"skipped"}
     encodings = ("none", "fp8_e4m3", "int8")
     row_invariant = True
 
