@@ -20,7 +20,9 @@ from pegboard.request import (
     Request,
     SamplingParams,
     SequenceDelta,
+    Speculative,
     TokenLogprob,
+    read_speculative,
 )
 from pegboard.tokenizer import Tokenizer
 
@@ -116,7 +118,7 @@ class Engine:
                 self.prepared, Starting(on_tensor=lambda name: advance(1))
             )
 
-    def submit(
+    def submit(  # noqa: PLR0913  # an argument for each field of a request
         self,
         prompt_token_ids: Sequence[int],
         params: SamplingParams | None = None,
@@ -126,9 +128,14 @@ class Engine:
         tenant: str = "",
         cache_salt: str = "",
         prefix_cache: PrefixCacheMode = "on",
+        speculative: Speculative | None = None,
     ) -> Request:
-        """Queues a request; its sequences' deltas come from `step`. See `Request` for what the
+        """Queues a request; its sequences' deltas come from `step`. See `Request` for what the other
         arguments mean.
+
+        Args:
+            speculative: `off`: no drafts; `{"num_speculative_tokens": n}`: at most so many at a time, and
+                never more than the config allows. None: as many as that. No token depends on it.
 
         Raises:
             RequestError: it cannot be honoured.
@@ -141,6 +148,7 @@ class Engine:
             tenant=tenant,
             cache_salt=cache_salt,
             prefix_cache=prefix_cache,
+            speculative=read_speculative(speculative),
         )
         self._core.add(request)
         return request
@@ -220,6 +228,7 @@ class LLM:
         *,
         cache_salt: str = "",
         prefix_cache: PrefixCacheMode = "on",
+        speculative: Speculative | None = None,
     ) -> list[Result]:
         """Generates from each prompt, a text or token ids; results stand in the prompts' order.
 
@@ -227,6 +236,7 @@ class LLM:
             prompts: one text, or several texts or lists of ids.
             params: for all, or one for each prompt; None: `Engine.default_params`.
             cache_salt, prefix_cache: as in `Request`, for all.
+            speculative: for all: see `Engine.submit`.
 
         Raises:
             RequestError: a prompt or its parameters cannot be honoured; nothing was generated.
@@ -234,7 +244,7 @@ class LLM:
         listed: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
         each = self._params(params, len(listed))
         ids = [self._ids(prompt) for prompt in listed]
-        return self._run(ids, listed, each, cache_salt, prefix_cache)
+        return self._run(ids, listed, each, cache_salt, prefix_cache, speculative)
 
     def chat(
         self,
@@ -243,6 +253,7 @@ class LLM:
         *,
         cache_salt: str = "",
         prefix_cache: PrefixCacheMode = "on",
+        speculative: Speculative | None = None,
     ) -> list[Result]:
         """Answers one conversation (a list of messages with `role` and `content`) or several; the
         other arguments are those of `generate`.
@@ -256,7 +267,7 @@ class LLM:
         texts = [self.tokenizer.render_chat(messages, max_bytes=max_bytes) for messages in listed]
         ids = [self.tokenizer.encode(text, special=False) for text in texts]
         each = self._params(params, len(listed))
-        return self._run(ids, texts, each, cache_salt, prefix_cache)
+        return self._run(ids, texts, each, cache_salt, prefix_cache, speculative)
 
     def close(self) -> None:
         """Frees all memory. Idempotent."""
@@ -289,6 +300,7 @@ class LLM:
         params: Sequence[SamplingParams],
         cache_salt: str,
         prefix_cache: PrefixCacheMode,
+        speculative: Speculative | None,
     ) -> list[Result]:
         requests: list[Request] = []
         gathered: dict[tuple[str, int], JoinedDeltas] = {}
@@ -297,7 +309,11 @@ class LLM:
             for prompt_ids, one in zip(ids, params, strict=True):
                 requests.append(
                     self.engine.submit(
-                        prompt_ids, one, cache_salt=cache_salt, prefix_cache=prefix_cache
+                        prompt_ids,
+                        one,
+                        cache_salt=cache_salt,
+                        prefix_cache=prefix_cache,
+                        speculative=speculative,
                     )
                 )
             with _bar("Generating", total, self._show_progress) as advance:

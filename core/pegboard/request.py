@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,6 +23,14 @@ MAX_NESTING = 64
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """An integer that every process and kernel can hold."""
+
+MAX_DRAFTS = 2**31 - 1
+"""Most draft tokens that a request can speak of."""
+
+NumDrafts = Annotated[int, msgspec.Meta(ge=0, le=MAX_DRAFTS)]
+
+Speculative = Literal["off"] | Mapping[Literal["num_speculative_tokens"], int]
+"""A client's word on drafts: see `read_speculative`."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -133,6 +141,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         cache_salt: only requests of the same salt share KV.
         prefix_cache: `on`: the request uses cached prefixes, and its own are cached; `read_only`: it
             only uses them; `off`: neither.
+        speculative: most draft tokens that a step may verify, and a drafter propose, with a sequence; 0:
+            none; None: what the config says, which is never exceeded. No token depends on it.
         arrival: seconds of a monotonic clock; the engine fills it in when it is 0.
     """
 
@@ -143,6 +153,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     cache_salt: str = ""
     prefix_cache: Literal["on", "read_only", "off"] = "on"
+    speculative: NumDrafts | None = None
     arrival: float = 0.0
 
     def check(self) -> None:
@@ -150,7 +161,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         prompt's ids are the engine's to check."""
         _check_types(
             self,
-            ("request_id", "priority", "tenant", "cache_salt", "prefix_cache", "arrival"),
+            (
+                "request_id",
+                "priority",
+                "tenant",
+                "cache_salt",
+                "prefix_cache",
+                "speculative",
+                "arrival",
+            ),
         )
         if not isinstance(self.params, SamplingParams):
             raise RequestError(
@@ -162,6 +181,36 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         if not math.isfinite(self.arrival):
             raise RequestError("arrival", f"{self.arrival}", allowed="seconds of a monotonic clock")
         self.params.check()
+
+
+def read_speculative(said: object) -> int | None:
+    """`Request.speculative` of a client's words: `off`, or a mapping with `num_speculative_tokens`. False,
+    which YAML reads where `off` is written, is `off`; None, and a mapping without it, ask for nothing.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    if said is None or said == "off" or said is False:
+        return None if said is None else 0
+    allowed = f"off, or num_speculative_tokens with a number of 0 to {MAX_DRAFTS}"
+    if not isinstance(said, Mapping):
+        raise RequestError("speculative", _shown(said), allowed=allowed)
+    for key in said:
+        if key != "num_speculative_tokens":
+            raise RequestError("speculative", f"the key {_shown(key)}", allowed=allowed)
+    number = said.get("num_speculative_tokens")
+    if number is not None and not (type(number) is int and 0 <= number <= MAX_DRAFTS):
+        raise RequestError(
+            "speculative.num_speculative_tokens", _shown(number), allowed=f"0 to {MAX_DRAFTS}"
+        )
+    return number
+
+
+def _shown(value: object) -> str:
+    """A value in a message, whatever its size."""
+    if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 10**20):
+        return f"{value}"
+    return repr(value[:50]) if isinstance(value, str) else f"a value of type {type(value).__name__}"
 
 
 def _check_types(values: SamplingParams | Request, names: Iterable[str]) -> None:

@@ -59,6 +59,8 @@ class RowAdmission(msgspec.Struct, frozen=True, kw_only=True):
         num_cached: tokens whose KV a cache or a fork served.
         tenant, salt: as `tenant` and `cache_salt` of the request. What a drafter keeps beyond a sequence
             is for rows of the same two.
+        speculative: most draft nodes that the row is ever asked for; 0: none, and the drafter observes
+            it all the same; None: the config's number.
     """
 
     row: int
@@ -76,6 +78,7 @@ class RowAdmission(msgspec.Struct, frozen=True, kw_only=True):
     num_cached: int = 0
     tenant: str = ""
     salt: str = ""
+    speculative: int | None = None
 
 
 class RowRelease(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pegboard.errors import RequestError
-from pegboard.request import MAX_SEED, Request, SamplingParams
+from pegboard.request import MAX_SEED, Request, SamplingParams, read_speculative
 
 MISTYPED: list[dict[str, Any]] = [
     {"max_tokens": "3"},
@@ -89,6 +89,11 @@ def test_the_ends_of_ranges_are_allowed(values: dict[str, Any]) -> None:
         {"tenant": "\udfff"},
         {"cache_salt": "half a pair: \ud83d"},
         {"arrival": float("nan")},
+        {"speculative": "off"},
+        {"speculative": False},
+        {"speculative": -1},
+        {"speculative": 2.0},
+        {"speculative": 2**31},
     ],
     ids=str,
 )
@@ -96,6 +101,45 @@ def test_a_mistyped_request_is_refused_by_name(values: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as refusal:
         Request(**{"request_id": "a", "prompt_token_ids": (1,), **values}).check()
     assert refusal.value.param == next(iter(values))
+
+
+@pytest.mark.parametrize(
+    ("said", "most"),
+    [
+        (None, None),
+        ({}, None),
+        ({"num_speculative_tokens": None}, None),
+        ("off", 0),
+        (False, 0),
+        ({"num_speculative_tokens": 0}, 0),
+        ({"num_speculative_tokens": 3}, 3),
+        ({"num_speculative_tokens": 2**31 - 1}, 2**31 - 1),
+    ],
+    ids=str,
+)
+def test_a_word_on_drafts_is_a_number(said: Any, most: int | None) -> None:
+    assert read_speculative(said) == most
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("on", "OFF", "", True, 0, 3, 2.5, [], ["off"], {"k": 3}, {1: 3}),
+        {"num_speculative_tokens": 3, "method": "ngram"},
+        *(
+            {"num_speculative_tokens": number}
+            for number in (True, False, -1, 2.0, "3", 2**31, 10**5000, [3], {"a": 1}, float("nan"))
+        ),
+        {"a" * 10**6: 1},
+        "off" * 10**6,
+    ],
+    ids=lambda said: repr(said)[:40] if not isinstance(said, dict) or len(said) > 1 else "mapping",
+)
+def test_any_other_word_on_drafts_is_refused_by_name_in_a_short_line(said: Any) -> None:
+    with pytest.raises(RequestError) as refusal:
+        read_speculative(said)
+    assert refusal.value.param in ("speculative", "speculative.num_speculative_tokens")
+    assert len(str(refusal.value)) < 300 and "\n" not in str(refusal.value)
 
 
 INTEGERS = [

@@ -178,6 +178,49 @@ def test_bench_says_what_the_server_counted(
     )
 
 
+def test_a_request_may_do_without_drafts(served: Any) -> None:
+    body = {**requests()[3], "return_token_ids": True}
+    with httpx.Client(base_url=served.url, timeout=60) as http:
+
+        def answer(**more: Any) -> Any:
+            answer = http.post("/v1/completions", json={**body, **more})
+            assert answer.status_code == 200, answer.text
+            return [choice["token_ids"] for choice in answer.json()["choices"]]
+
+        plain = answer(speculative="off")
+        start = settled(http)
+        assert answer(speculative=False) == plain
+        after = settled(http)
+        assert (
+            after["vllm:spec_decode_num_drafts_total"] == start["vllm:spec_decode_num_drafts_total"]
+        )
+        assert answer(speculative={"num_speculative_tokens": 2}) == plain
+        cut = settled(http)
+        positions = [
+            cut[name] > after[name]
+            for name in (
+                f"vllm:spec_decode_num_accepted_tokens_per_pos_total[{at}]" for at in range(4)
+            )
+        ]
+        assert positions == [True, True, False, False]
+        assert answer(speculative={"num_speculative_tokens": 2000}) == answer() == plain
+        refused = http.post("/v1/completions", json={**body, "speculative": "on"})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "speculative"
+
+
+def settled(http: httpx.Client) -> Samples:
+    """Metrics that were made after this call began."""
+    began = time.monotonic()
+    while True:
+        asked = time.monotonic()
+        found = samples(http.get("/metrics").text)
+        if found["pegboard_engine_metrics_age_seconds"] < asked - began:
+            return found
+        assert asked < began + 30
+        time.sleep(0.1)
+
+
 def fresh(http: httpx.Client, name: str, expected: Samples) -> Samples:
     """Metrics that know of all that was answered: an engine pushes them once a second."""
     for _ in range(300):

@@ -77,6 +77,7 @@ def _admission(entry: Entry) -> RowAdmission:
         num_cached=entry.start,
         tenant=seq.tenant,
         salt=seq.salt,
+        speculative=seq.max_drafts,
     )
 
 

@@ -57,6 +57,7 @@ class Intake:
             stop_ids=stop_ids,
             stop_tokens=stop_tokens,
             processors=processors,
+            max_drafts=self._max_drafts(request),
         )
         if params.prompt_logprobs is not None:
             num_prompt = len(request.prompt_token_ids)
@@ -150,6 +151,11 @@ class Intake:
             )
         longer = range(num_prompt + 1, max_known)
         return num_prompt + 1 + bisect_left(longer, True, key=self._never_fits)
+
+    def _max_drafts(self, request: Request) -> int:
+        """Most draft nodes of a sequence of the request; what it asks for is a hint."""
+        most = self._parts.num_speculative_tokens
+        return most if request.speculative is None else min(most, request.speculative)
 
     def _blocks(self, num_slots: int, answer: Answer) -> str:
         """The blocks needed and the blocks there are, of the groups that are too small."""

@@ -31,6 +31,7 @@ class OpenRequest:
         stop_ids: all ids that end a sequence.
         stop_tokens: those of them that the request named by their texts.
         processors: logits processors' parameters.
+        max_drafts: most draft nodes of a sequence.
         prompt_logprobs: those of its prompt; None: not asked for, or handed out.
         sequences: those that have not ended.
     """
@@ -43,6 +44,7 @@ class OpenRequest:
     stop_ids: frozenset[int]
     stop_tokens: dict[int, str]
     processors: dict[str, dict[str, Any]]
+    max_drafts: int = 0
     prompt_logprobs: PromptLogprobs | None = None
     sequences: list[Sequence] = field(default_factory=list)
 
@@ -57,6 +59,7 @@ class Sequence:
         row: the worker's row; None while it waits.
         salt: KV is shared only between sequences of the same salt.
         min_tokens: output tokens before which no stop text counts.
+        max_drafts: most draft nodes that it may have.
         num_known: tokens, prompt and output; all committed.
         num_computed: known tokens whose KV is in place, by the steps that are committed.
         num_scheduled: tokens that steps were given to compute, those in flight included. Past
@@ -87,6 +90,7 @@ class Sequence:
     salt: str = field(init=False)
     max_known: int = field(init=False)
     min_tokens: int = field(init=False)
+    max_drafts: int = field(init=False)
     num_prompt: int = field(init=False)
     num_known: int = field(init=False)
     _tokens: Int32 = field(init=False)
@@ -121,6 +125,7 @@ class Sequence:
         self.salt = request.cache_salt
         self.max_known = owner.max_known
         self.min_tokens = request.params.min_tokens
+        self.max_drafts = owner.max_drafts
         self.num_prompt = self.num_known = len(request.prompt_token_ids)
         self._tokens = np.empty(self.num_prompt + _NEW_SLOTS, np.int32)
         self._tokens[: self.num_prompt] = request.prompt_token_ids

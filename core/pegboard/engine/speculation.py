@@ -43,10 +43,11 @@ class Speculation:
         self._judge_anew()
 
     def add_drafts(self, step: PlannedStep) -> None:
-        """Asks the policy, once, and adds drafts to the rows that sample, as far as there is room."""
+        """Asks the policy, once, and adds drafts to the rows that sample and may have some, as far as there
+        is room."""
         if not self._max_drafts or not self.drafter.retry(self._try_drafter):
             return
-        entries = step.sampling()
+        entries = [entry for entry in step.sampling() if entry.seq.max_drafts]
         if not entries or not self.policy.retry(self._judge_anew):
             return
         tokens_left = self._max_num_tokens - step.num_tokens
@@ -59,7 +60,7 @@ class Speculation:
             # This step brings a token beside the drafts, and so does the next.
             num_left = entry.seq.max_known - entry.end
             verify = max(0, min(verify, num_left - 1, tokens_left))
-            propose = max(0, min(propose, num_left - 2))
+            propose = max(0, min(propose, num_left - 2, entry.seq.max_drafts))
             tokens_left -= step.add_drafts(entry, verify, propose)
 
     def note(self, step: Launched, result: StepResult) -> None:
@@ -154,4 +155,5 @@ def _view(entry: Entry) -> DraftView:
         seq.num_tried,
         seq.num_accepted,
         seq.max_known - entry.end,
+        seq.max_drafts,
     )

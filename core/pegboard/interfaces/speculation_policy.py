@@ -25,7 +25,7 @@ class SpeculationContext:
 
 
 class DraftView(NamedTuple):
-    """A row that samples in the step.
+    """A row that samples in the step, and may have drafts.
 
     Attributes:
         seq_id: the sequence.
@@ -34,6 +34,7 @@ class DraftView(NamedTuple):
         parents: of each node, the number of its parent, which precedes it; -1: the last known token.
         num_tried, num_accepted: over its lifetime, depths compared and accepted.
         num_left: output tokens that it may still produce.
+        max_nodes: most nodes that it may have: the request's own number, or the config's.
     """
 
     seq_id: int
@@ -43,6 +44,7 @@ class DraftView(NamedTuple):
     num_tried: int
     num_accepted: int
     num_left: int
+    max_nodes: int
 
 
 class Choice(NamedTuple):
@@ -98,10 +100,10 @@ class SpeculationPolicy(ABC):
 
         Where there is no room, fewer nodes are used than the answer says: in the order of the rows,
         until `tokens_left` are spent; as many as blocks are free for; and no more than the sequence may
-        still produce.
+        have, or still produce.
 
         Args:
-            rows: all that sample.
+            rows: all that sample, but for those that may have no drafts.
             tokens_left: draft nodes that the step has room for.
             costs: valid during the call.
 

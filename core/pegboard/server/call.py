@@ -114,6 +114,7 @@ def make_call(
             tenant=asker.namespaced(body.user),
             cache_salt=asker.namespaced(body.cache_salt),
             prefix_cache=body.prefix_cache or "on",
+            speculative=body.speculative,
         )
         for position, prompt in enumerate(prompts)
     )

@@ -14,13 +14,20 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    WithJsonSchema,
     WrapValidator,
     model_validator,
 )
 
 from pegboard.config_values import nearest
 from pegboard.errors import RequestError
-from pegboard.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
+from pegboard.request import (
+    MAX_DRAFTS,
+    MAX_LOGPROBS,
+    MAX_SEED,
+    SamplingParams,
+    read_speculative,
+)
 from pegboard.sampling_defaults import SamplingDefaults
 from pegboard.server.bounds import AtMost, BytesAtMost
 from pegboard.server.prompts import Prompts, read_prompts
@@ -30,6 +37,31 @@ Name = Annotated[str, AtMost("name")]
 
 MAX_ID_DIGITS = 20
 """Digits of a token id as text. A longer text is no id, and slow to read as a number."""
+
+Drafts = Annotated[
+    int | None,
+    BeforeValidator(read_speculative),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": ["off", False]},
+                {
+                    "type": "object",
+                    "properties": {
+                        "num_speculative_tokens": {
+                            "type": "integer",
+                            "minimum": 0,
+                            "maximum": MAX_DRAFTS,
+                        }
+                    },
+                    "additionalProperties": False,
+                },
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+"""Most draft tokens at a time, 0 for none: as `Request.speculative`."""
 
 Harmless = Mapping[str, tuple[Any, ...]]
 """Field to the values that ask for nothing."""
@@ -90,6 +122,8 @@ class GenerationBody(Body):
         cache_salt: KV is shared only between requests of the same salt and API key.
         prefix_cache: `read_only`: KV computed before is used, and this request's is not kept for
             others; `off`: neither.
+        speculative: `off`: no drafts; `{"num_speculative_tokens": n}`: at most so many at a time. A hint:
+            more than the config allows are not used, and no token of the answer depends on it.
         logit_bias: token id, as text, to a number.
         priority: lower runs earlier, where the scheduler heeds it.
         processors: logits processor's name to its parameters.
@@ -113,6 +147,7 @@ class GenerationBody(Body):
     prompt_cache_key: Name | None = None
     cache_salt: Name | None = None
     prefix_cache: Literal["on", "read_only", "off"] | None = None
+    speculative: Drafts = None
 
     max_tokens: int | None = None
     temperature: float | None = None

@@ -66,6 +66,7 @@ def views(draw: st.DrawFn, seq_id: int = 0) -> DraftView:
         parents=range(-1, len(confidences) - 1) if is_chain else [-1] * len(confidences),
         num_tried=num_tried,
         num_accepted=draw(st.integers(0, num_tried)),
+        max_nodes=draw(st.integers(max(1, len(confidences)), 8)),
         num_left=draw(st.integers(1, 1000)),
     )
 
@@ -123,6 +124,7 @@ class SpeculationPolicyContract:
                 parents=range(-1, num_drafts - 1),
                 num_tried=num_tried,
                 num_accepted=num_tried,
+                max_nodes=4,
                 num_left=100 - step,
             )
             [(verify, num_drafts)] = policy.choose([row], 64, costs)
