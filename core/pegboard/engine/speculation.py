@@ -47,11 +47,12 @@ class Speculation:
         is room."""
         if not self._max_drafts or not self.drafter.retry(self._try_drafter):
             return
-        entries = [entry for entry in step.sampling() if entry.seq.max_drafts]
+        sampling = step.sampling()
+        entries = [entry for entry in sampling if entry.seq.max_drafts]
         if not entries or not self.policy.retry(self._judge_anew):
             return
         tokens_left = self._max_num_tokens - step.num_tokens
-        self._costs.begin(step.num_tokens, len(entries))
+        self._costs.begin(step.num_tokens, len(sampling))
         try:
             choices = self._choices(entries, tokens_left)
         except PluginErred:

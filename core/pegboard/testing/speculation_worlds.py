@@ -207,6 +207,7 @@ def _view(number: int, row: Row) -> DraftView:
         num_tried=row.num_tried,
         num_accepted=row.num_accepted,
         num_left=ROOM,
+        max_nodes=ROOM,
     )
 
 

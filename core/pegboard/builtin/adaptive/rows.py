@@ -71,7 +71,9 @@ class RowStates:
         self._awaited = False
         tried = np.array([row.num_tried for row in rows], np.int64)
         accepted = np.array([row.num_accepted for row in rows], np.int64)
-        more, right = tried - self._tried[slots], accepted - self._accepted[slots]
+        more = tried - self._tried[slots]
+        # Those of one row only grow; of whatever else is shown, no odds are below zero.
+        right = np.clip(accepted - self._accepted[slots], 0, np.maximum(more, 0))
         self._tried[slots], self._accepted[slots] = tried, accepted
         some = np.flatnonzero((more > 0) & (self._classes[slots, 0] >= 0))
         if not len(some):
