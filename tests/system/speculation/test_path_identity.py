@@ -32,7 +32,7 @@ from pegboard.request import Request, SamplingParams
 from pegboard.testing.dict_cache import DictCache
 from pegboard.testing.erring_drafter import ErringDrafter
 from pegboard.testing.invariance import Case, Traces, differences, pairwise, run_case
-from pegboard.testing.model_drafters import Branching, OneLayer, SecondModel, write_one_layer
+from pegboard.testing.model_drafters import Branching, SecondModel, write_one_layer
 from pegboard.testing.odd_drafters import ODD
 from pegboard.testing.tiny import write_tiny_model
 
@@ -79,6 +79,7 @@ DRAFTERS = (
     "ngram",
     "suffix",
     "draft model",
+    "one layer",
     "eagle chain",
     "eagle tree",
 )
@@ -107,11 +108,7 @@ EVERY_PAIR = list(pairwise(AXES))
 SLOW_PAIRS = [row for seed in (1, 2) for row in pairwise(AXES, seed)]
 NUM_RANDOM = 60
 """Further rows by chance, others in each run."""
-MODEL_DRAFTERS: dict[str, type[Any]] = {
-    "draft model": SecondModel,
-    "eagle chain": OneLayer,
-    "eagle tree": Branching,
-}
+MODEL_DRAFTERS: dict[str, type[Any]] = {"draft model": SecondModel, "one layer": Branching}
 LOOKUPS: dict[str, dict[str, Any]] = {
     "ngram": {"prompt_lookup_min": 1, "min_confidence": 0},
     "suffix": {"min_match": 1, "min_confidence": 0, "recent_tokens": 300},
@@ -202,9 +199,11 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     small: dict[str, Any] = {"hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1}
     written["draft model"] = write_tiny_model(folder / "second", dtype="float64", seed=3, **small)
-    for name in TARGETS:
-        write_one_layer(folder / f"eagle {name}", written[name])
+    written["one layer"] = write_one_layer(folder / "one layer", written["llama"])
     return written
+
+
+Heads = Mapping[str, Mapping[str, Any]]
 
 
 def config(targets: Targets, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,7 +238,7 @@ def plain(targets: Targets, row: Mapping[str, Any]) -> Traces:
 def _num_bytes(row: Mapping[str, Any]) -> int:
     """KV of one longest sequence."""
     size = 24 * 8 if row["encoding"] == "none" else 24 + 8
-    layers = 2 + (row["drafter"] in MODEL_DRAFTERS)
+    layers = 2 + (row["drafter"] in MODEL_DRAFTERS or "eagle" in row["drafter"])
     return 2 * layers * size * SLOTS_OF_ONE
 
 
@@ -276,17 +275,18 @@ def objects_of(targets: Targets, row: Mapping[str, Any], known: Traces) -> dict[
     return objects
 
 
-def check(targets: Targets, row: Mapping[str, Any], **objects: Any) -> None:
+def check(targets: Targets, heads: Heads, row: Mapping[str, Any], **objects: Any) -> None:
     """The requests of the row answer as without a drafter; a small batch runs half of them."""
     known, case = plain(targets, row), case_of(row)
     name, drafting = row["drafter"], case.settings["drafter"]
     if name in LOOKUPS:
         pytest.importorskip("pegboard_ngram")
         drafting |= {"name": name, "options": LOOKUPS[name]}
-    elif name == "draft model":
-        drafting["model"] = str(targets["draft model"])
     elif name in MODEL_DRAFTERS:
-        drafting["model"] = str(targets["draft model"].parent / f"eagle {row['target']}")
+        drafting["model"] = str(targets[name])
+    elif name in heads:
+        pytest.importorskip("pegboard_eagle")
+        drafting |= heads[name]
     chosen = range(len(FEATURES))[slice(None) if row["batch"] > 3 else slice(row["turn"], None, 2)]
     texts, asked = requests(row["turn"], row["processors"])
     got = run_case(
@@ -322,25 +322,27 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_pairs_of_ways_to_speculate(targets: Targets, row: dict[str, Any]) -> None:
-    check(targets, row)
+def test_pairs_of_ways_to_speculate(
+    targets: Targets, eagle_heads: Heads, row: dict[str, Any]
+) -> None:
+    check(targets, eagle_heads, row)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", SLOW_PAIRS, ids=str)
-def test_more_pairs(targets: Targets, row: dict[str, Any]) -> None:
-    check(targets, row)
+def test_more_pairs(targets: Targets, eagle_heads: Heads, row: dict[str, Any]) -> None:
+    check(targets, eagle_heads, row)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(NUM_RANDOM))
-def test_any_way_to_speculate(targets: Targets, number: int) -> None:
+def test_any_way_to_speculate(targets: Targets, eagle_heads: Heads, number: int) -> None:
     """What fails is run again by its row, which the failure shows."""
     seed = secrets.randbits(32)
     dice = random.Random(seed)
     row = {axis: dice.choice(values) for axis, values in AXES.items()}
     print(f"seed {seed}: {row}")
-    check(targets, row)
+    check(targets, eagle_heads, row)
 
 
 def test_every_field_of_a_request_is_among_the_features() -> None:
@@ -385,11 +387,11 @@ class Counting(Observer):
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_each_drafter_is_verified(targets: Targets, drafter: str) -> None:
+def test_each_drafter_is_verified(targets: Targets, eagle_heads: Heads, drafter: str) -> None:
     """What it guesses is compared with the target's tokens, and is right or wrong as its name says."""
     row = {axis: values[0] for axis, values in AXES.items()}
     counting = Counting()
-    check(targets, row | {"drafter": drafter, "k": 4, "batch": 17}, observer=counting)
+    check(targets, eagle_heads, row | {"drafter": drafter, "k": 4, "batch": 17}, observer=counting)
     assert counting.num_tried > 10
     share = counting.num_accepted / counting.num_tried
     if drafter in ("right", "oracle"):
