@@ -24,7 +24,8 @@ from pegboard.testing.tiny import write_tiny_model
 
 NUM_NODES = 4
 CONTEXT = ObserverContext("tiny", num_speculative_tokens=NUM_NODES)
-DRAFTER = {"name": "ngram", "num_speculative_tokens": NUM_NODES, "options": {"min_confidence": 0}}
+VERIFIES_ALL = {"num_speculative_tokens": NUM_NODES, "policy": "fixed"}
+DRAFTER = {"name": "ngram", **VERIFIES_ALL, "options": {"min_confidence": 0}}
 
 Samples = dict[str, float]
 
@@ -242,7 +243,7 @@ def test_draft_tokens_are_those_that_were_verified_and_not_the_depths_tried(
         SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True),
     )
     outputs: Outputs = {(prompt, 0): (500,) * num_tokens}
-    drafting = {**config, "drafter": {"num_speculative_tokens": NUM_NODES}}
+    drafting = {**config, "drafter": VERIFIES_ALL}
     drafter = GuessingDrafter(outputs, right=0.0, width=width)
     with Engine(drafting, observer=observer, drafter=drafter) as engine:
         engine.submit(prompt, params)

@@ -131,9 +131,6 @@ class Case:
                 "name": GuessingDrafter.__name__,
                 "num_speculative_tokens": self.guesses.num_nodes,
             }
-        if isinstance(config.get("drafter"), Mapping):
-            # All of its nodes are verified, whatever that costs.
-            config["drafter"] = {"policy": "fixed", **config["drafter"]}
         return config
 
 
@@ -182,7 +179,8 @@ def run_case(
         known: the outcome of each sequence, for cases with guesses.
         fields: for each prompt, further arguments of `Engine.submit` (`priority`, `cache_salt`).
         may_be_cut_off: interfaces whose plugin may err, so that the engine does without it.
-        objects: interface name to an object, as for `Engine`. A chunk and interruptions are added to
+        objects: interface name to an object, as for `Engine`. Without one, and without a name, the policy
+            of drafts is `fixed`. A chunk and interruptions are added to
             a scheduler that is given, disorder takes its place; without one it is this module's own.
 
     Raises:
@@ -192,7 +190,11 @@ def run_case(
     scheduler = _scheduler(case, objects.get("scheduler"))
     if scheduler is not None:
         objects["scheduler"] = scheduler
-    with Engine(case.config(config), **objects) as engine:
+    asked = case.config(config)
+    if isinstance(asked.get("drafter"), Mapping) and "speculation_policy" not in objects:
+        # All nodes are verified, whatever that costs.
+        asked["drafter"] = {"policy": "fixed", **asked["drafter"]}
+    with Engine(asked, **objects) as engine:
         numbers: dict[str, int] = {}
         gathered: dict[tuple[int, int], JoinedDeltas] = {}
         to_come = list(zip(prompts, params, fields or [{}] * len(prompts), strict=True))
