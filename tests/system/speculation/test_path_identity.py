@@ -98,7 +98,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "cache": ("none", "dict", "trie"),
     "turn": (0, 1),
     "processors": ("none", "recomputable"),
-    "policy": ("fixed", "adaptive", "any"),
+    "policy": ("fixed", "any"),
     "depth": (1, 2),
     "target": tuple(TARGETS),
     "encoding": ("none", "int8"),
@@ -248,8 +248,6 @@ def case_of(row: Mapping[str, Any]) -> Case:
         ways["pool"] = _num_bytes(row)
     settings: dict[str, Any] = {"executor": {"depth": row["depth"]}}
     settings["drafter"] = {"num_speculative_tokens": max(1, row["k"])}
-    if row["policy"] == "adaptive" and row["k"]:
-        settings["drafter"]["policy"] = "adaptive"
     if row["cache"] == "dict":
         settings["prefix_cache"] = "auto"  # an object is given for it
     elif row["cache"] == "trie":
