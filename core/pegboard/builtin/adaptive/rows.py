@@ -71,15 +71,15 @@ class RowStates:
         self._awaited = False
         tried = np.array([row.num_tried for row in rows], np.int64)
         accepted = np.array([row.num_accepted for row in rows], np.int64)
-        more = tried - self._tried[slots]
-        # Those of one row only grow; of whatever else is shown, no odds are below zero.
+        more = np.minimum(tried - self._tried[slots], self._most)
+        # Whatever is shown, no row has accepted less than nothing, or more than was tried.
         right = np.clip(accepted - self._accepted[slots], 0, np.maximum(more, 0))
         self._tried[slots], self._accepted[slots] = tried, accepted
         some = np.flatnonzero((more > 0) & (self._classes[slots, 0] >= 0))
         if not len(some):
             return None
         at = slots[some]
-        return Outcome(at, np.minimum(more[some], self._most), right[some], self._classes[at])
+        return Outcome(at, more[some], right[some], self._classes[at])
 
     def remember(
         self,
