@@ -24,9 +24,9 @@ PEGBOARD_API void pb_attention_destroy(Attention* attention) { delete attention;
 
 PEGBOARD_API void pb_attention_add_group(Attention* attention, int64_t num_kv_heads,
                                          int64_t head_dim, int64_t padded_dim, int64_t block_size,
-                                         int64_t window, int64_t skipped, int64_t max_group) {
-  const AttentionShape shape{num_kv_heads, head_dim, padded_dim, block_size, window, skipped,
-                             max_group};
+                                         int64_t window, int64_t max_group, int64_t skipped) {
+  const AttentionShape shape{num_kv_heads, head_dim,  padded_dim, block_size,
+                             window,       max_group, skipped};
   attention->plans.push_back(std::make_unique<AttentionPlan>(shape));
   const int64_t num_queries = attention->plans.back()->max_tokens * max_group;
   for (AttentionScratch& scratch : attention->scratch) scratch.grow(shape, num_queries);

@@ -16,8 +16,8 @@ struct AttentionShape {
   int64_t padded_dim;  // head_dim rounded up to whole vectors of any instruction set
   int64_t block_size;
   int64_t window;     // 0: none
-  int64_t skipped;    // a row's first slots, which hold no keys
   int64_t max_group;  // most query heads that share a KV head, over the group's layers
+  int64_t skipped;    // a row's first slots, which hold no keys
 };
 
 // A step's metadata as the engine gives it; the memory stays valid until the next step.

@@ -179,8 +179,8 @@ class CPUAttention(AttentionBackend):
                 padded(group.head_dim),
                 group.block_size,
                 group.window or 0,
-                self._layers[group.layers[0]].skipped,
                 max(self._layers[i].num_heads // group.num_kv_heads for i in group.layers),
+                self._layers[group.layers[0]].skipped,
             )
 
 

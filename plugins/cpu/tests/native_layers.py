@@ -167,7 +167,7 @@ class Blocks:
         self.scales = np.zeros((2, *blocks, block_size), np.float32)
         self.table = 1 + RANDOM.permutation(3 * num_blocks).astype(np.int32).reshape(3, num_blocks)
         self.handle = library.number("pb_attention_create", pool)
-        sizes = (heads, head_dim, padded_dim, block_size, shape.window, 0, shape.group)
+        sizes = (heads, head_dim, padded_dim, block_size, shape.window, shape.group, 0)
         library.call("pb_attention_add_group", self.handle, *sizes)
         layer = (0, shape.group * heads, float(head_dim**-0.5), shape.soft_cap)
         for i, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
