@@ -114,8 +114,9 @@ class DrafterChoice(Choice):
         model: reference of the draft model, for a drafter that has one.
         num_speculative_tokens: most draft tokens a sequence and step.
         policy: who decides how many of them are verified.
-        verification: `exact` never changes a token; `rejection`, which keeps only the distribution, is
-            refused so far.
+        verification: `exact` never changes a token. `rejection`, for drafters that draw their guesses,
+            keeps more of these, and of the answers only their distribution: the tokens are others than
+            without a drafter, and a seed gives the same ones only with the same drafts.
     """
 
     name: Text = "none"

@@ -94,6 +94,7 @@ ACTED_ON: dict[str, tuple[Values, Values]] = {
         {"drafter": other(policy=other())},
         {"drafter": {"policy": HIGHER}},
     ),
+    "drafter.verification": (DRAFTER, {"drafter": {"verification": "rejection"}}),
     "logits_processors.name": ({}, {"logits_processors": [other()]}),
     "logits_processors.options": (
         {"logits_processors": [other()]},
@@ -120,7 +121,6 @@ ACTED_ON: dict[str, tuple[Values, Values]] = {
 REFUSED: dict[str, tuple[Values, Values]] = {
     "revision": ({}, {"revision": "main"}),
     "numerics": ({"dtype": "float64"}, {"numerics": "invariant"}),
-    "drafter.verification": (DRAFTER, {"drafter": {"verification": "rejection"}}),
     "executor.tensor_parallel": ({}, {"executor": {"tensor_parallel": 2}}),
     "executor.pipeline_parallel": ({}, {"executor": {"pipeline_parallel": 2}}),
     "kv_transfer.name": ({}, {"kv_transfer": "other"}),
@@ -168,7 +168,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _entry(interface: str, plugin: str) -> str:
     version = max(CONTRACTS[interface].versions)
-    promises = {"kv_allocator": '["sharing"]', "drafter": '["draft_model"]'}
+    promises = {"kv_allocator": '["sharing"]', "drafter": '["draft_model", "probabilities"]'}
     layout = 'layout = "pegboard.builtin.torch_attention_layout:layout"'
     lines = [
         "[[provides]]",

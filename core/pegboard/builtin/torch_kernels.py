@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from pegboard.builtin.torch_quantized import torch_quantized_linear
-from pegboard.builtin.torch_sampler import TorchSample
+from pegboard.builtin.torch_sampler import TorchProbabilities, TorchSample
 from pegboard.interfaces.kernel import (
     Kernel,
     KernelContext,
@@ -209,4 +209,5 @@ _KERNELS: dict[str, Callable[[KernelContext], Kernel]] = {
     "rotary": TorchRotary,
     "silu_mul": TorchSiluMul,
     "sample": TorchSample,
+    "probabilities": TorchProbabilities,
 }

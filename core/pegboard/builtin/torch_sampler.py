@@ -1,4 +1,4 @@
-"""The `sample` kernel in plain torch: filters, Gumbel noise from Philox, argmax.
+"""The kernels `sample` and `probabilities` in plain torch: filters, Gumbel noise from Philox, argmax.
 
 Noise is computed only for ids that can win: it is bounded, so an id whose logit lies further than
 the bound below a score already seen cannot be the argmax.
@@ -10,7 +10,12 @@ from dataclasses import fields
 
 import torch
 
-from pegboard.interfaces.kernel import KernelContext, SampleKernel, SampleRows
+from pegboard.interfaces.kernel import (
+    KernelContext,
+    ProbabilitiesKernel,
+    SampleKernel,
+    SampleRows,
+)
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -55,6 +60,34 @@ class TorchSample(SampleKernel):
             scaled = logits[drawn] / rows.temperature[:, None]
             tokens[drawn] = _argmax_with_noise(_filtered(scaled, rows), rows)
         return tokens
+
+
+class TorchProbabilities(ProbabilitiesKernel):
+    """`ProbabilitiesKernel` by the filters of `TorchSample`."""
+
+    def __init__(self, context: KernelContext) -> None:
+        self._device = torch.device(context.device)
+
+    def self_test(self) -> None:
+        """Compares with the softmax of two ids that a filter keeps."""
+        one, none = torch.ones(1, device=self._device), torch.zeros(1, device=self._device)
+        rows = SampleRows(one, 2 * one.long(), one, none, *[one.long()] * 3)
+        logits = torch.tensor([[0.0, 1.0, -1.0]], device=self._device)
+        found = self.probabilities(logits, rows)[0].tolist()
+        wanted = (0.2689414213699951, 0.7310585786300049, 0.0)
+        close = all(abs(a - b) < 1e-9 for a, b in zip(found, wanted, strict=True))
+        assert close, f"computed {found} for {wanted}"
+
+    def probabilities(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+        certain = (rows.temperature == 0) | (logits.amax(dim=1) == torch.inf)
+        found = torch.zeros_like(logits, dtype=torch.float64)
+        found.scatter_(1, _argmax(logits)[:, None], 1.0)
+        drawn = torch.nonzero(~certain)[:, 0]
+        if len(drawn):
+            rows = _select(rows, drawn)
+            scaled = logits[drawn] / rows.temperature[:, None]
+            found[drawn] = torch.softmax(_filtered(scaled, rows).to(torch.float64), dim=1)
+        return found
 
 
 def philox(

@@ -108,6 +108,7 @@ def report(config: Config, composition: Composition, ledger: Ledger) -> dict[str
         "notes": _notes(composition),
         "undeclared_keys": list(undeclared_keys(target.parts["model"], target.facts)),
         "kernels": [_kernel(config, choice) for choice in target.kernels],
+        "verification": composition.verification,
         "numerics": composition.numerics,
         "not_promised": _not_promised(composition),
         "memory": {
@@ -209,8 +210,6 @@ def _origin(config: Config, thing: str, key: str) -> str:
 
 def _not_promised(composition: Composition) -> list[str]:
     """The kernels, and the attention backend, by which numbers depend on the batch."""
-    if composition.numerics == "invariant":
-        return []
     loose = [
         f"{choice.operation} ({choice.format}): {choice.part.name}"
         for choice in composition.target.kernels
@@ -269,6 +268,10 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _numerics_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    if found["verification"] == "rejection":
+        yield "verification   rejection: a drafter changes tokens, not their distribution"
+        yield "  not promised: the same tokens without drafts, in any batch, after a preemption; those of a"
+        yield "  seed come again only with the same drafts"
     if not found["not_promised"]:
         yield f"numerics       {found['numerics']}: a row's bits do not depend on the batch"
         return

@@ -13,7 +13,7 @@ from pegboard.compose.making import Maker
 from pegboard.compose.tied_head import check_tied_head
 from pegboard.errors import INTERRUPTS, EngineError, KernelUnusable, PegboardError, PluginFailed
 from pegboard.interfaces.attention import AttentionContext
-from pegboard.interfaces.drafter import OwnLayers
+from pegboard.interfaces.drafter import OwnLayers, SampledDrafter
 from pegboard.interfaces.executor import Worker
 from pegboard.interfaces.kernel import Kernel, KernelContext, LinearKernel, RotaryKernel
 from pegboard.interfaces.logits_processor import ProcessorContext
@@ -135,6 +135,8 @@ def worker_parts(
         composition.device,
         target.facts.eos_token_ids,
     )
+    if composition.verification == "rejection" and not isinstance(drafter, SampledDrafter):
+        raise refused(part, "promises probabilities", "an object of SampledDrafter")
     return WorkerParts(
         units=(made[target.name], *(() if models.unit is None else (models.unit.parts,))),
         max_num_seqs=composition.max_num_seqs,
@@ -146,6 +148,8 @@ def worker_parts(
         drafter=drafter,
         drafter_models=models,
         taps=taps_of(drafter, part, composition),
+        verification=composition.verification,
+        num_speculative_tokens=composition.num_speculative_tokens,
     )
 
 

@@ -278,3 +278,26 @@ class Drafter(ABC):
         Nodes are proposed for rows in `seen`, each row once, at most `seen.propose` of them; tokens are
         the target's; probabilities are from 0 to 1. Where the attention backend has no `query_mask`, of a
         tree only the path of first children is kept."""
+
+
+class SampledDrafter(Drafter):
+    """A drafter that draws its tokens at random, and says from what. Manifest promise: `probabilities`."""
+
+    @abstractmethod
+    def propose_sampled(self, seen: Observation) -> tuple[Drafts, torch.Tensor]:
+        """As `propose`, in its place where drafts are verified by rejection (`drafter.verification`):
+        chains, and the distributions that their tokens were drawn from.
+
+        A token is kept with the probability p / q, so that answers have the target's distribution p
+        only where the token was really drawn from q. No check can tell; therefore
+        - each token is drawn from the distribution answered for it, given the tokens before it. One that
+          is no draw has the probability 1.
+        - how many nodes a row gets depends on nothing that this call draws for it: leaving out unlikely
+          guesses would make the likely ones too frequent.
+        - the draws have nothing in common with Philox words of the row's seed whose counter ends in 1:
+          those are the core's coins. The noise of the operation `sample` may be used.
+
+        Returns:
+            The nodes, and float32 [N, vocab_size] on the target's device, a row for each of them: 0 or
+            more, in all 1, and more than 0 at the node's token. The core copies it.
+        """

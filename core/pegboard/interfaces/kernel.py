@@ -21,6 +21,9 @@ VERSION = 1
 OPERATIONS = ("linear", "rms_norm", "rotary", "silu_mul", "sample")
 """The operations that an engine asks for."""
 
+REJECTION_OPERATIONS = ("probabilities",)
+"""Asked for beside these where drafts are verified by rejection."""
+
 JOINT_OPERATIONS = {"decoder_layer": ("linear", "rms_norm", "silu_mul")}
 """Operations that do the work of several others and of attention in one call, with the same bits. One is
 used where the same kernel family was chosen for all that it joins and the attention backend is of that
@@ -35,7 +38,7 @@ class KernelContext:
     """The context of a kernel's factory.
 
     Attributes:
-        operation: one of `OPERATIONS` or `JOINT_OPERATIONS`.
+        operation: one of `OPERATIONS`, `REJECTION_OPERATIONS` or `JOINT_OPERATIONS`.
         format: weight format, `float` where the operation has no weight.
         activation_dtype: `float32`, `bfloat16`, ...
         device: `cpu` or `cuda`.
@@ -161,4 +164,18 @@ class SampleKernel(Kernel):
            and counter (token id, position, index, 0).
 
         Logits of -inf are never chosen while another is finite. Does not change `logits`.
+        """
+
+
+class ProbabilitiesKernel(Kernel):
+    """Operation `probabilities`: the distribution from which `sample` draws."""
+
+    @abstractmethod
+    def probabilities(self, logits: torch.Tensor, rows: SampleRows) -> torch.Tensor:
+        """float64 [num_rows, vocab_size], of processed logits, float32 of the same shape.
+
+        Of a row with a temperature the softmax, in float64, of z over the ids that the filters of
+        `SampleKernel.sample` keep, and 0 at all others. Of a greedy row, and of one that has a logit of
+        +inf, 1 at the argmax, ties to the lower id. Seed, position and index are not read. Does not
+        change `logits`.
         """

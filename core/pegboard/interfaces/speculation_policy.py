@@ -30,7 +30,7 @@ class DraftView(NamedTuple):
     Attributes:
         seq_id: the sequence.
         num_drafts: nodes that it holds.
-        confidences: the drafter's probability of each node.
+        confidences: the drafter's probability of each node; 1 where drafts are verified by rejection.
         parents: of each node, the number of its parent, which precedes it; -1: the last known token.
         num_tried, num_accepted: over its lifetime, depths compared and accepted.
         num_left: output tokens that it may still produce.

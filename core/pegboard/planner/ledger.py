@@ -86,6 +86,7 @@ def account(
             "activations", activations.num_bytes, composition.target.parts["model"].origin.plugin
         ),
         _logprobs(composition),
+        *_rejection(composition),
         *_estimates(composition),
     ]
     fixed = sum(entry.num_bytes for entry in entries)
@@ -207,6 +208,20 @@ def _logprobs(composition: Composition) -> LedgerEntry:
     num_bytes = 3 * rows * vocab_size * ITEM_BYTES["float32"]
     plugin = composition.target.parts["model"].origin.plugin
     return LedgerEntry(f"logprobs, of {rows} places at a time", num_bytes, plugin)
+
+
+def _rejection(composition: Composition) -> Iterator[LedgerEntry]:
+    """The distributions that drafts were drawn from, and what is computed of a few of them at a time."""
+    if composition.verification == "exact":
+        return
+    vocab_size = composition.target.shape.vocab_size
+    held = composition.max_num_seqs * composition.num_speculative_tokens * ITEM_BYTES["float32"]
+    computed = 6 * logprobs_rows(vocab_size) * ITEM_BYTES["float64"]
+    yield LedgerEntry(
+        "probabilities of drafts",
+        (held + computed) * vocab_size,
+        composition.parts["drafter"].origin.plugin,
+    )
 
 
 def _estimates(composition: Composition) -> Iterator[LedgerEntry]:

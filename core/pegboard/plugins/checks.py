@@ -130,18 +130,34 @@ def _check_drafter(config: Config, parts: Mapping[str, Part], chooser: Chooser) 
         _check_no_drafter(config.drafter, drafter, chooser)
         return
     if config.drafter.verification == "rejection":
-        chooser.refuse(
-            "inactive",
-            "drafter.verification: rejection, but drafts are verified exactly: nothing installed"
-            " verifies by rejection",
-            fix="leave out drafter.verification",
-        )
+        _check_rejection(config, drafter, chooser)
     if config.drafter.model is not None and "draft_model" not in drafter.entry.promises:
         chooser.refuse(
             "inactive",
             f"drafter.model: drafter {drafter.name!r} does nothing with {config.drafter.model!r}",
             plugin=drafter.origin.plugin,
             fix="leave out drafter.model",
+        )
+
+
+def _check_rejection(config: Config, drafter: Part, chooser: Chooser) -> None:
+    if "probabilities" not in drafter.entry.promises:
+        offers = [offer.entry for offer in chooser.catalog.offers("drafter")]
+        able = [entry.name for entry in offers if "probabilities" in entry.promises]
+        chooser.refuse(
+            "inactive",
+            f"drafter.verification: rejection, but drafter {drafter.name!r} does not say with what"
+            f" probabilities it drew a draft; of those installed, {', '.join(able) or 'none'} does",
+            plugin=drafter.origin.plugin,
+            fix="leave out drafter.verification: exact keeps as many drafts that were not drawn",
+        )
+    if config.numerics == "invariant":
+        chooser.refuse(
+            "numerics",
+            "numerics: invariant, but with drafter.verification: rejection tokens depend on the drafts,"
+            " and with them on the batch",
+            plugin=drafter.origin.plugin,
+            fix="leave out drafter.verification",
         )
 
 
@@ -197,10 +213,15 @@ def _check_numerics(config: Config, parts: Mapping[str, Part], chooser: Chooser)
         )
 
 
-def numerics_of(target: ModelPlan) -> Literal["invariant", "fast"]:
-    """`invariant` where the target's attention and all its kernels promise it."""
-    invariant = _is_invariant(target.parts["attention"]) and all(
-        kernel.row_invariant for kernel in target.kernels
+def numerics_of(
+    target: ModelPlan, verification: Literal["exact", "rejection"]
+) -> Literal["invariant", "fast"]:
+    """`invariant` where the target's attention and all its kernels promise it, and tokens depend on nothing
+    else."""
+    invariant = (
+        verification == "exact"
+        and _is_invariant(target.parts["attention"])
+        and all(kernel.row_invariant for kernel in target.kernels)
     )
     return "invariant" if invariant else "fast"
 

@@ -157,6 +157,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         draft_model: reference of the drafter's own model.
         drafter: its needs, as it says them.
         num_speculative_tokens: most draft nodes a row; 0: no speculation.
+        verification: as `drafter.verification`.
         verifies_kv: whether the bytes of a cached block are compared at every hit.
         parts: provider by interface, for interfaces that have one beside the models' own.
         logits_processors, observers: in order.
@@ -180,6 +181,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
     draft_model: str | None
     drafter: DrafterFacts
     num_speculative_tokens: int
+    verification: Literal["exact", "rejection"]
     verifies_kv: bool
     parts: dict[str, Part]
     logits_processors: tuple[Part, ...]

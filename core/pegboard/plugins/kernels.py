@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from pegboard.config import Choice
+from pegboard.config import Choice, Config
 from pegboard.interfaces.device import DeviceFacts
-from pegboard.interfaces.kernel import JOINT_OPERATIONS, OPERATIONS
+from pegboard.interfaces.kernel import JOINT_OPERATIONS, OPERATIONS, REJECTION_OPERATIONS
 from pegboard.interfaces.kv import KVGroup
 from pegboard.plugins.choice import Chooser, Wanted
 from pegboard.plugins.claims import foremost
@@ -28,21 +28,28 @@ def choose_kernels(
         attention: the backend that was chosen.
     """
     wanted = chooser.config.kernels
+    operations = _operations(chooser.config)
     for operation in () if isinstance(wanted, str) else wanted:
-        if operation not in OPERATIONS:
+        if operation not in operations:
             chooser.refuse(
                 "unknown_operation",
-                f"kernels.{operation}: unknown operation; allowed: {', '.join(OPERATIONS)}",
+                f"kernels.{operation}: unknown operation; allowed: {', '.join(operations)}",
             )
     found = [
         _choose(chooser, operation, weight_format)
-        for operation in OPERATIONS
+        for operation in operations
         for weight_format in (formats if operation == "linear" else ("float",))
     ]
     choices = [choice for choice in found if choice is not None]
     joint = [_joint(chooser, operation, choices, attention) for operation in JOINT_OPERATIONS]
     choices += [choice for choice in joint if choice is not None]
     return tuple(choices)
+
+
+def _operations(config: Config) -> tuple[str, ...]:
+    """The operations that the engine asks for."""
+    rejects = config.drafter.verification == "rejection"
+    return (*OPERATIONS, *REJECTION_OPERATIONS) if rejects else OPERATIONS
 
 
 def check_all_used(chooser: Chooser, choices: Sequence[KernelChoice]) -> None:

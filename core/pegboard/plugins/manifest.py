@@ -111,7 +111,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """An operation that a kernel family implements.
 
     Attributes:
-        operation: one of `OPERATIONS` or `JOINT_OPERATIONS` of `interfaces/kernel.py`.
+        operation: one of `OPERATIONS`, `REJECTION_OPERATIONS` or `JOINT_OPERATIONS` of
+            `interfaces/kernel.py`.
         formats: weight formats that it takes, of `linear` and of what joins it: `LinearWeight.format`.
         dtypes: activation dtypes that it runs with; empty: all.
         devices: kinds of device that it runs on.

@@ -89,7 +89,7 @@ def resolve(
     check_parts(target.shape, every, used, chooser)
     if chooser.refusals:
         return list(dict.fromkeys(chooser.refusals))
-    numerics = numerics_of(plan)
+    numerics = numerics_of(plan, config.drafter.verification)
     return Composition(
         model_name=inspected.model_name,
         models=tuple(models),
@@ -106,6 +106,7 @@ def resolve(
         draft_model=config.drafter.model,
         drafter=drafter.facts,
         num_speculative_tokens=_num_speculative_tokens(config, parts["drafter"]),
+        verification=config.drafter.verification,
         verifies_kv=config.kv_cache.verify,
         parts=parts,
         logits_processors=processors,

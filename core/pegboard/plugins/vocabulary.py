@@ -7,7 +7,7 @@ that nobody notices.
 from __future__ import annotations
 
 from pegboard.interfaces.device import DEVICE_FEATURES, DTYPES
-from pegboard.interfaces.kernel import JOINT_OPERATIONS, OPERATIONS
+from pegboard.interfaces.kernel import JOINT_OPERATIONS, OPERATIONS, REJECTION_OPERATIONS
 
 PROMISES: dict[str, dict[str, str]] = {
     "kv_allocator": {
@@ -20,6 +20,8 @@ PROMISES: dict[str, dict[str, str]] = {
     "drafter": {
         "inactive": "It stands for doing without: no row is asked for drafts.",
         "draft_model": "It acts on `drafter.model`.",
+        "probabilities": "It is a `SampledDrafter`: it draws its tokens and says from what, which"
+        " `drafter.verification: rejection` needs.",
     },
     "attention": {
         "row_invariant": "A row has the same bits in any batch, chunk, padding and number of threads.",
@@ -70,7 +72,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "devices": tuple(DTYPES),
     "device_features": DEVICE_FEATURES,
     "dtypes": tuple(dict.fromkeys(dtype for dtypes in DTYPES.values() for dtype in dtypes)),
-    "operation": (*OPERATIONS, *JOINT_OPERATIONS),
+    "operation": (*OPERATIONS, *REJECTION_OPERATIONS, *JOINT_OPERATIONS),
 }
 """The words that have a meaning in fields of `[provides.requires]` and of `operations`."""
 

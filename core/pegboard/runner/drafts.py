@@ -47,7 +47,7 @@ class DraftTable:
         Raises:
             EngineError: nodes that no verification could use, naming the row.
         """
-        self._check(drafts, confidences)
+        self.check(drafts, confidences)
         if not self._keeps_trees:
             drafts, confidences = first_paths(drafts, confidences)
         counts = np.diff(drafts.offsets)
@@ -58,7 +58,7 @@ class DraftTable:
         self.token_ids = widen(self.token_ids, width)
         self.parents = widen(self.parents, width)
         self.confidences = widen(self.confidences, width)
-        rows, node = self._places(drafts, counts)
+        rows, node = self.places(drafts, counts)
         self.token_ids[rows, node] = drafts.token_ids
         self.parents[rows, node] = drafts.parents
         self.confidences[rows, node] = confidences
@@ -78,10 +78,8 @@ class DraftTable:
             return None
         return parents[held]
 
-    def _held(self, rows: Int32) -> Bool:
-        return np.arange(self.token_ids.shape[1]) < self.counts[rows][:, None]
-
-    def _check(self, drafts: Drafts, confidences: Float32) -> None:
+    def check(self, drafts: Drafts, confidences: Float32) -> None:
+        """Raises EngineError for nodes that no verification could use, naming the row."""
         counts = np.diff(drafts.offsets)
         lengths = {len(drafts.token_ids), len(drafts.parents), len(confidences)}
         ends = {int(at) for at in drafts.offsets[[0, -1]]} if len(drafts.offsets) else set()
@@ -94,7 +92,7 @@ class DraftTable:
             raise EngineError(
                 f"drafts: rows {listed}; allowed: 0 to {len(self.counts) - 1}, each once"
             )
-        rows, node = self._places(drafts, counts)
+        rows, node = self.places(drafts, counts)
         wrong = (drafts.token_ids < 0) | (drafts.token_ids >= self._vocab_size)
         wrong |= (drafts.parents < ROOT) | (drafts.parents >= node)
         if wrong.any():
@@ -106,11 +104,14 @@ class DraftTable:
             )
 
     @staticmethod
-    def _places(drafts: Drafts, counts: Int32) -> tuple[Int32, Int32]:
+    def places(drafts: Drafts, counts: Int32) -> tuple[Int32, Int32]:
         """Row and number within the row of each node."""
         rows = np.repeat(drafts.rows, counts)
         node = np.arange(len(rows)) - np.repeat(drafts.offsets[:-1], counts)
         return rows, node.astype(np.int32)
+
+    def _held(self, rows: Int32) -> Bool:
+        return np.arange(self.token_ids.shape[1]) < self.counts[rows][:, None]
 
 
 def first_paths(drafts: Drafts, confidences: Float32) -> tuple[Drafts, Float32]:

@@ -12,9 +12,10 @@ import torch
 from pegboard.errors import INTERRUPTS, MAX_REASON_LEN, EngineError, reason_of
 from pegboard.interfaces.drafter import MAX_CALL_S, Drafter, Observation
 from pegboard.runner.draft_unit import DrafterModels
-from pegboard.runner.drafting import checked, observe
+from pegboard.runner.drafting import observe
 from pegboard.runner.inputs import StepInputs
 from pegboard.runner.rows import Rows
+from pegboard.runner.token_choice import TokenChoice
 from pegboard.runner.verification import Accepted
 from pegboard.step import Bool, RowAdmission, StepBatch, read_only
 
@@ -26,18 +27,25 @@ class GuardedDrafter:
     then it gives back the rows that it had, and begins with those admitted from there on."""
 
     def __init__(
-        self, drafter: Drafter, models: DrafterModels, taps: tuple[int, ...], rows: Rows
+        self,
+        drafter: Drafter,
+        models: DrafterModels,
+        taps: tuple[int, ...],
+        rows: Rows,
+        choice: TokenChoice,
     ) -> None:
         """
         Args:
             models: its side of the worker.
             taps: hidden states that it wants; the target has all of them.
             rows: the worker's tables; what it proposes goes into their draft nodes.
+            choice: asks it for drafts.
         """
         self._drafter = drafter
         self._models = models
         self._taps = taps
         self._rows = rows
+        self._choice = choice
         self._known: Bool = np.zeros(len(rows.num_known), np.bool_)
         self._owed: dict[int, int] = {}
         self._trial = 0
@@ -103,9 +111,7 @@ class GuardedDrafter:
             raise EngineError(
                 f"it wants the inputs of layers {missing}, which the model does not give"
             )
-        drafts, confidences = checked(self._drafter.propose(seen), seen)
-        if len(drafts.rows):
-            self._rows.drafts.put(drafts, confidences)
+        self._choice.propose(self._drafter, seen, self._rows.drafts)
 
     def _call(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Whether a call came back. One that does not, or takes too long, is the last."""

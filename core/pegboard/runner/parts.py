@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 
 from pegboard.interfaces.drafter import Drafter
-from pegboard.interfaces.kernel import SampleKernel
+from pegboard.interfaces.kernel import ProbabilitiesKernel, SampleKernel
 from pegboard.interfaces.logits_processor import LogitsProcessor
 from pegboard.runner.draft_unit import DrafterModels
 from pegboard.runner.guarded_drafter import GuardedDrafter
 from pegboard.runner.model_unit import ModelUnit, UnitParts, Units
 from pegboard.runner.processor_chain import ProcessorChain
+from pegboard.runner.rejection import Rejection
 from pegboard.runner.rows import Rows
 from pegboard.runner.sampling import Sampler
+from pegboard.runner.token_choice import Exact, TokenChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class WorkerParts:
         drafter: guesses ahead.
         drafter_models: the drafter's side of the worker.
         taps: hidden states that the drafter wants, all of them the target's.
+        verification: as `drafter.verification`.
+        num_speculative_tokens: most draft nodes a row.
     """
 
     units: tuple[UnitParts, ...]
@@ -42,6 +46,8 @@ class WorkerParts:
     drafter: Drafter
     drafter_models: DrafterModels
     taps: tuple[int, ...]
+    verification: Literal["exact", "rejection"] = "exact"
+    num_speculative_tokens: int = 0
 
 
 class Loaded:
@@ -65,10 +71,22 @@ class Loaded:
             keeps_trees=target.parts.masks_trees,
         )
         parts.drafter_models.bind(self.units, self.rows)
-        self.drafter = GuardedDrafter(parts.drafter, parts.drafter_models, parts.taps, self.rows)
+        choice = _token_choice(parts)
+        self.drafter = GuardedDrafter(
+            parts.drafter, parts.drafter_models, parts.taps, self.rows, choice
+        )
         self.processors = ProcessorChain(parts.processors, self.rows)
-        sample = cast(SampleKernel, target.parts.kernels["sample"])
-        self.sampler = Sampler(target.model, sample, self.processors, self.rows, vocab_size)
+        self.sampler = Sampler(target.model, choice, self.processors, self.rows, vocab_size)
+
+
+def _token_choice(parts: WorkerParts) -> TokenChoice:
+    target = parts.units[0]
+    sample = cast(SampleKernel, target.kernels["sample"])
+    if parts.verification == "exact":
+        return Exact(sample)
+    probabilities = cast(ProbabilitiesKernel, target.kernels["probabilities"])
+    shape = (parts.max_num_seqs, parts.num_speculative_tokens, target.shape.vocab_size)
+    return Rejection(sample, probabilities, torch.zeros(shape, device=target.device))
 
 
 def use_threads(num_threads: int) -> None:

@@ -1,4 +1,4 @@
-"""From hidden states to tokens: logits, processors, the sample kernel; logprobs on the way."""
+"""From hidden states to tokens: logits, processors, the choice of a token; logprobs on the way."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pegboard.interfaces.kernel import SampleKernel, SampleRows
+from pegboard.interfaces.kernel import SampleRows
 from pegboard.interfaces.model import Model
 from pegboard.runner.inputs import StepInputs
 from pegboard.runner.logprobs import logprobs_of
 from pegboard.runner.processor_chain import Processed, ProcessorChain
 from pegboard.runner.rows import Rows
+from pegboard.runner.token_choice import TokenChoice
 from pegboard.runner.verification import Accepted
 from pegboard.step import Bool, Int64, Logprobs
 
@@ -22,7 +23,7 @@ _IMPOSSIBLE = "no token can be sampled: the logits are all -inf, or one of them 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The target's own token at each of L logit rows.
+    """The token at each of L logit rows: where drafts are verified exactly, the target's own.
 
     Attributes:
         token_ids: int64 [L].
@@ -44,7 +45,7 @@ class Sampler:
     """Samples after the tokens that a step's inputs name."""
 
     model: Model
-    kernel: SampleKernel
+    choice: TokenChoice
     processors: ProcessorChain
     rows: Rows
     vocab_size: int
@@ -67,7 +68,7 @@ class Sampler:
         tokens = np.zeros(0, dtype=np.int64)
         if len(at):
             _refuse_impossible(logits, inputs, processed)
-            tokens = self.kernel.sample(logits, self._parameters(inputs, device)).cpu().numpy()
+            tokens = self.choice.draw(logits, self._parameters(inputs, device), inputs)
         return Sampled(
             token_ids=tokens,
             usable=processed.usable,

@@ -1,4 +1,4 @@
-"""Contract suites of `Kernel`, one for each operation: linear, rms_norm, rotary, silu_mul, sample.
+"""Contract suites of `Kernel`, one for each operation; those of sampling are in `testing.sample`.
 
     class TestMyLinear(LinearContract):
         dtypes = ("float32", "bfloat16")
@@ -40,7 +40,7 @@ class KernelContract:
     """The contract of all kernels.
 
     Attributes:
-        operation: one of `OPERATIONS`.
+        operation: one of `OPERATIONS` or `REJECTION_OPERATIONS`.
         formats: weight formats under test.
         dtypes: activation dtypes under test.
         device: `cpu` or `cuda`.

@@ -1,4 +1,4 @@
-"""Contract suite of the operation `sample`: the one way a token is chosen.
+"""Contract suites of the operations `sample`, the one way a token is chosen, and `probabilities`.
 
     class TestMySampler(SampleContract):
         @pytest.fixture
@@ -175,3 +175,57 @@ class SampleContract(KernelContract):
         chi_squared = float(((seen - expected) ** 2 / expected).sum())
         # The 1e-4 quantile of chi squared with seven degrees of freedom.
         assert chi_squared < 29.9
+
+
+class ProbabilitiesContract(KernelContract):
+    """The contract of the operation `probabilities`."""
+
+    operation = "probabilities"
+    vocab_size: ClassVar[int] = 517
+
+    def probabilities(
+        self, kernel: Kernel, logits: NDArray[np.float32], batch: list[Draw]
+    ) -> NDArray[np.float64]:
+        import torch
+
+        tensor = torch.from_numpy(logits.copy()).to(self.device)
+        found: torch.Tensor = kernel.probabilities(  # type: ignore[attr-defined]
+            tensor, rows_of(batch, self.device)
+        )
+        assert found.dtype == torch.float64 and found.shape == logits.shape
+        assert np.array_equal(tensor.cpu().numpy(), logits), "logits were changed"
+        array: NDArray[np.float64] = found.cpu().numpy()
+        return array
+
+    @settings(deadline=None, suppress_health_check=list(HealthCheck))
+    @given(batch=st.lists(draws, min_size=1, max_size=9), seed=st.integers(0, 99))
+    def test_they_are_the_softmax_of_what_the_filters_keep(
+        self, make: MakeKernel, batch: list[Draw], seed: int
+    ) -> None:
+        random = np.random.default_rng(seed)
+        shape = (len(batch), self.vocab_size)
+        logits = (3.0 * random.standard_normal(shape)).astype(np.float32)
+        found = self.probabilities(self.kernel(make, "float32"), logits, batch)
+        for row, line, draw in zip(found, logits, batch, strict=True):
+            expected = np.zeros(self.vocab_size)
+            if draw.temperature == 0.0:
+                expected[line.argmax()] = 1.0
+            else:
+                z = line / np.float32(draw.temperature)
+                ids, margin = kept_ids(z, draw.top_k, float(np.float32(draw.top_p)), draw.min_p)
+                if margin < NEAR:
+                    continue
+                weights = np.exp(z[ids].astype(np.float64) - float(z.max()))
+                expected[ids] = weights / weights.sum()
+            assert np.allclose(row, expected, rtol=1e-9, atol=1e-300)
+
+    def test_nothing_else_is_likely_beside_what_must_be(self, make: MakeKernel) -> None:
+        logits = np.full((3, self.vocab_size), -np.inf, np.float32)
+        logits[0, 44] = -50.0
+        logits[1, [44, 99]] = np.inf
+        logits[2, [44, 99]] = 2.0
+        batch = [Draw(), Draw(), Draw(temperature=0.0)]
+        expected = np.zeros((3, self.vocab_size))
+        expected[:, 44] = 1.0
+        found = self.probabilities(self.kernel(make, "float32"), logits, batch)
+        assert np.array_equal(found, expected)

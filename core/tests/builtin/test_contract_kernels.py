@@ -16,7 +16,7 @@ from pegboard.testing.kernels import (
     RotaryContract,
     SiluMulContract,
 )
-from pegboard.testing.sample import SampleContract
+from pegboard.testing.sample import ProbabilitiesContract, SampleContract
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -59,6 +59,10 @@ class TestSiluMul(Torch, SiluMulContract):
 
 
 class TestSample(Torch, SampleContract):
+    dtypes = ("float32",)
+
+
+class TestProbabilities(Torch, ProbabilitiesContract):
     dtypes = ("float32",)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pegboard.builtin.torch_kernels import torch_kernel
-from pegboard.interfaces.kernel import OPERATIONS, KernelContext
+from pegboard.interfaces.kernel import OPERATIONS, REJECTION_OPERATIONS, KernelContext
 from pegboard.interfaces.quantizer import LinearWeight
 
 DTYPES = ["float64", "float32", "bfloat16", "float16"]
@@ -23,7 +23,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", (*OPERATIONS, *REJECTION_OPERATIONS))
 def test_self_test_passes(operation: str, dtype: str) -> None:
     kernel(operation, dtype).self_test()
 

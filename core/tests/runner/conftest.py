@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -39,6 +39,7 @@ NUM_ROWS = 6
 NUM_BLOCKS = 120
 VOCAB = 517
 DTYPE = "float64"
+OPERATIONS = ("rms_norm", "rotary", "silu_mul", "sample", "probabilities")
 
 
 @pytest.fixture(scope="session")
@@ -48,15 +49,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_host(tiny: Path) -> Callable[..., Host]:
-    """(drafter=None, processors=None, window=None, verifies_trees=True) -> a host with a started worker."""
+    """(drafter=None, processors=None, window=None, verifies_trees=True, verification="exact") -> a host
+    with a started worker."""
 
     def make(
         drafter: Drafter | None = None,
         processors: Mapping[str, LogitsProcessor] | None = None,
         window: int | None = None,
         verifies_trees: bool = True,
+        verification: Literal["exact", "rejection"] = "exact",
     ) -> Host:
         parts = worker_parts(tiny, drafter, processors, window, verifies_trees)
+        parts = replace(parts, verification=verification, num_speculative_tokens=8)
         runner = Runner(parts)
         runner.start()
         return Host(runner, parts.units[0].groups)
@@ -102,7 +106,7 @@ def worker_parts(
         KVGroup((layer,), a.num_kv_heads, a.head_dim, block_size, window, "none", DTYPE)
         for layer, (a, block_size) in enumerate(zip(shape.attention, (4, 3), strict=True))
     )
-    kernels = {name: kernel(name) for name in ("rms_norm", "rotary", "silu_mul", "sample")}
+    kernels = {name: kernel(name) for name in OPERATIONS}
     context = ProcessorContext(VOCAB, NUM_ROWS, "cpu")
     builtin: dict[str, LogitsProcessor] = {
         "penalties": Penalties(context),
