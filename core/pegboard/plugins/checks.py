@@ -146,10 +146,11 @@ def _check_rejection(config: Config, drafter: Part, chooser: Chooser) -> None:
         able = [entry.name for entry in offers if "probabilities" in entry.promises]
         chooser.refuse(
             "inactive",
-            f"drafter.verification: rejection, but drafter {drafter.name!r} does not say with what"
-            f" probabilities it drew a draft; of those installed, {', '.join(able) or 'none'} does",
+            f"drafter.verification: rejection, but drafter {drafter.name!r} does not promise"
+            f" probabilities, from which its guesses are drawn; of those installed do:"
+            f" {', '.join(able) or 'none'}",
             plugin=drafter.origin.plugin,
-            fix="leave out drafter.verification: exact keeps as many drafts that were not drawn",
+            fix="leave out drafter.verification: of guesses that are not drawn, exact keeps as many",
         )
     if config.numerics == "invariant":
         chooser.refuse(

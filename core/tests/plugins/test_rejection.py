@@ -123,4 +123,4 @@ def test_check_says_what_is_not_promised_and_who_could_be_taken(
     code, said = check("drawing")
     assert code == 0 and "verification   rejection: a drafter changes tokens, not their" in said
     code, said = check("guessing")
-    assert code == 2 and "of those installed, drawing" in said
+    assert code == 2 and "of those installed do: drawing" in said
