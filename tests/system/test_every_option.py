@@ -49,9 +49,15 @@ _POLICIES = "plugins/schedulers/tests/test_policies.py"
 _BOUNDS = "plugins/schedulers/tests/test_bounds.py"
 _DRAFTS = "spec_plugins/ngram/tests/test_options.py"
 _TREES = "spec_plugins/eagle/tests/test_arithmetic.py::test_trees_are_those_of_eagle_2"
+_DRAFT_MODEL = "spec_plugins/draft_model/tests/test_limits.py"
 _EXECUTORS = "plugins/executors/tests/test_engine.py"
 
 SHOWN = {
+    "drafter.draft_model.min_confidence": f"{_DRAFT_MODEL}::test_min_confidence_ends_a_guess",
+    "drafter.draft_model.quantizer": f"{_DRAFT_MODEL}::test_its_quantizer_is_its_own",
+    "drafter.draft_model.sampling": (
+        "spec_plugins/draft_model/tests/test_alone.py::test_greedy_guesses_are_the_likeliest_tokens"
+    ),
     "drafter.eagle.depth": _TREES,
     "drafter.eagle.taps": "spec_plugins/eagle/tests/test_refused.py::test_taps_are_what_the_option_says",
     "drafter.eagle.top_k": _TREES,

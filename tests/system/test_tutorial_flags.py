@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import AuthenticationError, BadRequestError
 
 from pegboard.cli import main
+from pegboard.testing.tiny import write_tiny_model
 
 FLAGS = [
     "--max-model-len",
@@ -31,6 +33,23 @@ def test_memory_is_that_of_so_many_sequences_of_that_length(
     (cache,) = [part for part in found["parts"] if part["interface"] == "prefix_cache"]
     num_sequences = 16 if cache["name"] == "none" else 2 * 16  # the rest is for known prefixes
     assert found["memory"]["num_full_sequences"] == num_sequences
+
+
+def test_a_draft_model_is_checked_as_the_flag_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = write_tiny_model(tmp_path / "t"), write_tiny_model(tmp_path / "d", seed=1)
+    given = {
+        "model": str(draft),
+        "num_speculative_tokens": 3,
+        "draft_tensor_parallel_size": 1,
+        "quantization": "int8",
+    }
+    assert main(["check", str(target), "--speculative-config", json.dumps(given), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (drafter,) = [part for part in found["parts"] if part["interface"] == "drafter"]
+    assert drafter["name"] == "draft_model"
+    assert any("read by quantizer 'int8'" in note for note in found["notes"])
 
 
 @pytest.mark.slow
