@@ -118,7 +118,6 @@ def run(target: Path) -> Callable[..., tuple[Traces, Noting]]:
             "name": "draft_model",
             "model": str(draft),
             "num_speculative_tokens": NUM_NODES,
-            "policy": "fixed",
             "options": options,
         }
         with pytest.MonkeyPatch.context() as patched:
