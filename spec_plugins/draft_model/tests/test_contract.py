@@ -44,10 +44,12 @@ class TestDrawn(DraftModelContract):
     }
 
 
+@pytest.mark.slow
 class TestConfident(DraftModelContract):
     """Tiny models are sure of little, so that most guesses end early."""
 
 
+@pytest.mark.slow
 class TestWindowed(TestDrawn):
     """Of a draft model with a window, what is needed is in it."""
 
