@@ -110,8 +110,8 @@ class Moody(SpeculationPolicy):
         return [Choice(dice.randint(0, row.num_drafts), dice.randint(0, 6)) for row in rows]
 
 
-def drafting(name: str, num_nodes: int = 6) -> dict[str, Any]:
-    return {"drafter": {"name": name, "num_speculative_tokens": num_nodes, "policy": "fixed"}}
+def drafting(name: str, policy: str = "fixed") -> dict[str, Any]:
+    return {"drafter": {"name": name, "num_speculative_tokens": 6, "policy": policy}}
 
 
 WAYS = list(itertools.product(range(3), (True, False), (1, 3), (0.0, 0.02)))
@@ -174,7 +174,8 @@ def test_no_policy_changes_a_token(
         budget=(20, 2048, 64)[seed],
         interruptions=seed or None,
         arrivals=2,
-        settings=drafting("GuessingDrafter") | {"executor": {"depth": 2 if width > 1 else 1}},
+        settings=drafting("GuessingDrafter", "auto")
+        | {"executor": {"depth": 2 if width > 1 else 1}},
     )
     got = run_case(
         small_config,

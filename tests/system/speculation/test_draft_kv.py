@@ -260,7 +260,7 @@ def test_the_drafters_kv_of_known_tokens_is_that_of_a_prefill(
 ) -> None:
     """After each step, however its rows came to be."""
     expected = plain(targets, "llama", "none")
-    drafting = {**drafters[drafter], "num_speculative_tokens": 4}
+    drafting = {**drafters[drafter], "num_speculative_tokens": 4, "policy": "fixed"}
     base = {**config(targets["llama"]), "drafter": drafting, "executor": {"depth": depth}}
     objects, counts = objects_of(drafter), Counts()
     if way == CACHED:
@@ -306,7 +306,7 @@ def test_trees_read_nothing_of_the_targets_that_is_not_written(
     outputs = {(PROMPTS[number], index): one.tokens for (number, index), one in expected.items()}
     base = {
         **config(targets[target], encoding),
-        "drafter": {"num_speculative_tokens": 6},
+        "drafter": {"num_speculative_tokens": 6, "policy": "fixed"},
         "executor": {"depth": depth},
     }
     objects: dict[str, Any] = {"drafter": ODD[drafter](outputs, 1)}
@@ -333,7 +333,7 @@ def test_behind_a_warm_cache_the_same_is_guessed_and_accepted(
     own = {"model": str(targets["llama"])} if drafter == "itself" else drafters[drafter]
     base = {
         **config(targets["llama"]),
-        "drafter": {**own, "num_speculative_tokens": 4},
+        "drafter": {**own, "num_speculative_tokens": 4, "policy": "fixed"},
         "executor": {"depth": depth},
         "prefix_cache": "auto",
     }

@@ -180,7 +180,7 @@ def test_nothing_is_left_behind(
 
     monkeypatch.setattr(Runner, "start", started)
     counts = Counts()
-    drafting: dict[str, Any] = {"num_speculative_tokens": 5}
+    drafting: dict[str, Any] = {"num_speculative_tokens": 5, "policy": "fixed"}
     objects: dict[str, Any] = {
         "observer": counts,
         "scheduler": Interrupted(Chunked(InOrder(), 7), seed=4),
