@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pegboard import hookimpl
 
@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 @hookimpl
 def pegboard_drafters() -> dict[str, Callable[[DrafterContext, EagleOptions], Drafter]]:
     return {"eagle": _make_drafter}
+
+
+@hookimpl
+def pegboard_commands() -> dict[str, Callable[[], Any]]:
+    return {"train-eagle": _train_command}
+
+
+def _train_command() -> Any:
+    from pegboard_eagle.training.command import application
+
+    return application()
 
 
 def _make_drafter(context: DrafterContext, options: EagleOptions) -> Drafter:

@@ -1,0 +1,1 @@
+"""Trains a head for a model: `pegboard train-eagle`."""
