@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 VERSION = 1
 
 MAX_CALL_S = 5.0
-"""Longest that one call may take. A drafter that takes longer is cut off, as one that raises."""
+"""Longest that one call may take; `propose` may also take as long as the target's forward of the step,
+since a model of its own reads a prompt in one call too. A drafter that takes longer is cut off, as one that
+raises."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class GuardedDrafter:
             return
         self._trial, self._is_cut_off = trial, False
         while self._owed and not self._is_cut_off:
-            self._call(self._drafter.release, *self._owed.popitem())
+            self._call(MAX_CALL_S, self._drafter.release, *self._owed.popitem())
 
     def admit(self, admission: RowAdmission) -> None:
         """A sequence took a row, and its blocks are known."""
@@ -66,7 +66,7 @@ class GuardedDrafter:
             read_only(self._rows.block_tables[group][admission.row])
             for group in self._models.groups
         )
-        has_it = self._call(self._drafter.admit, admission, tables)
+        has_it = self._call(MAX_CALL_S, self._drafter.admit, admission, tables)
         self._known[admission.row] = has_it and not self._is_cut_off
         if has_it and self._is_cut_off:  # it took the row, and too long for it
             self._owed[admission.row] = len(admission.token_ids)
@@ -75,7 +75,7 @@ class GuardedDrafter:
         """A row is given back; one that the drafter does not know is no news to it."""
         if self._known[row]:
             self._known[row] = False
-            self._call(self._drafter.release, row, num_tokens)
+            self._call(MAX_CALL_S, self._drafter.release, row, num_tokens)
         elif row in self._owed:
             self._owed[row] = min(self._owed[row], num_tokens)
 
@@ -89,8 +89,12 @@ class GuardedDrafter:
         inputs: StepInputs,
         accepted: Accepted,
         taps: dict[int, torch.Tensor],
+        forward_s: float,
     ) -> None:
-        """Replaces the nodes of the step's rows by what the drafter proposes."""
+        """Replaces the nodes of the step's rows by what the drafter proposes.
+
+        forward_s: seconds of the step's forward.
+        """
         self._rows.drafts.drop(batch.rows)
         known = self._known[batch.rows]
         if not known.any():
@@ -98,7 +102,7 @@ class GuardedDrafter:
         seen = observe(batch, inputs, accepted, taps, self._rows, self._models.groups, known)
         observed = (inputs.num_computed + inputs.num_chunk + accepted.num_accepted)[known]
         with self._models.observing(seen.rows, observed, seen.propose):
-            self._call(self._propose, seen)
+            self._call(max(MAX_CALL_S, forward_s), self._propose, seen)
 
     def take_failure(self) -> str:
         """For what the drafter was cut off since the last call; "": it was not."""
@@ -113,7 +117,9 @@ class GuardedDrafter:
             )
         self._choice.propose(self._drafter, seen, self._rows.drafts)
 
-    def _call(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
+    def _call(
+        self, allowed_s: float, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs
+    ) -> bool:
         """Whether a call came back. One that does not, or takes too long, is the last."""
         if self._is_cut_off:
             return False
@@ -126,9 +132,9 @@ class GuardedDrafter:
             self._cut_off(str(error) if isinstance(error, EngineError) else reason_of(error))
             return False
         taken = time.perf_counter() - started
-        if taken > MAX_CALL_S:
+        if taken > allowed_s:
             name = getattr(function, "__name__", "a call").lstrip("_")
-            self._cut_off(f"{name} took {taken:.1f} s; allowed: {MAX_CALL_S:g}")
+            self._cut_off(f"{name} took {taken:.1f} s; allowed: {allowed_s:.3g}")
         return True
 
     def _cut_off(self, reason: str) -> None:

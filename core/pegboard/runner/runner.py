@@ -63,7 +63,7 @@ class Runner(Worker):
         on.rows.commit(batch.rows, accepted.token_ids, lengths, batch.step_id)
         times.append(time.perf_counter())
 
-        on.drafter.redraft(batch, inputs, accepted, tapped)
+        on.drafter.redraft(batch, inputs, accepted, tapped, forward_s=times[1] - times[0])
         times.append(time.perf_counter())
         forward_s, sampling_s, drafting_s = (end - start for start, end in pairwise(times))
         return StepResult(

@@ -153,6 +153,36 @@ def test_what_takes_far_too_long_is_cut_off(
     drive(make_host(drafter=drafter), drafter, expected, f"{method} took 0.3 s; allowed: 0.25")
 
 
+def test_a_drafter_may_take_as_long_as_the_forward(
+    make_host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its model reads the prompt that the target reads."""
+
+    def dawdle(_: Any) -> Any:
+        time.sleep(0.1)
+        return nodes_of([], [])
+
+    drafter = Noting("propose", dawdle)
+    monkeypatch.setattr(guarded_drafter, "MAX_CALL_S", 0.05)
+    host = make_host(drafter=drafter)
+    model = host.runner._loaded.units.target.model
+    forward = model.forward
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(1.0)
+        return forward(*arguments)
+
+    host.admit(0, PROMPTS[0])
+    model.forward = slow
+    drafter.is_armed = True
+    host.prefill([0])
+    assert [result.drafter_failed for result in host.results] == [""]
+    model.forward = forward
+    drafter.is_armed = True
+    host.step({0: 1})
+    assert "propose took 0.1 s" in host.results[-1].drafter_failed
+
+
 def test_no_hidden_states_are_kept_for_a_drafter_that_is_cut_off(make_host: Any) -> None:
     drafter = Noting("propose", lambda _: _raise(ValueError("no")))
     drafter.taps = (-1, 1)
