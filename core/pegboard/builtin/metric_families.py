@@ -16,6 +16,7 @@ from pegboard.interfaces.observer import (
     BlocksNamed,
     BreakerChanged,
     LoadChanged,
+    NoDrafts,
     ObserverContext,
     RequestArrived,
     SequenceFinished,
@@ -184,7 +185,20 @@ class RequestMetrics:
             "request_time_per_output_token_seconds", "Mean over a sequence", _INTER_TOKEN
         )
 
+        self._without_drafts: dict[NoDrafts, Counter] = {}
+        if context.num_speculative_tokens:
+            without = make.counter(
+                "spec_decode_requests_without_drafts",
+                "Requests without drafts: they said so, or a logits processor keeps a state",
+                ("reason",),
+            )
+            self._without_drafts = {
+                reason: without.labels(*make.labels, reason) for reason in get_args(NoDrafts)
+            }
+
     def arrived(self, event: RequestArrived) -> None:
+        if event.without_drafts in self._without_drafts:
+            self._without_drafts[event.without_drafts].inc()
         self._open[event.request_id] = _Open(event.num_sequences)
         self._params_n.observe(event.num_sequences)
         self._params_max_tokens.observe(event.max_tokens)

@@ -157,11 +157,18 @@ def _draft_notes(composition: Composition) -> list[str]:
         f" {plan.parts['quantizer'].name!r}"
         for plan in composition.models[1:]
     ]
+    if not composition.num_speculative_tokens:
+        return notes
     attention = composition.target.parts["attention"].name
-    if composition.num_speculative_tokens and not composition.target.masks_trees:
+    if not composition.target.masks_trees:
         notes.append(
             f"drafter: trees are cut to their first path: attention {attention!r} has no query_mask"
         )
+    notes += [
+        f"drafter: requests that use logits processor {name!r} run without drafts: it keeps a state that"
+        " cannot be recomputed"
+        for name in sorted(composition.stateful_processors)
+    ]
     return notes
 
 

@@ -138,6 +138,7 @@ def build_engine(prepared: Prepared, starting: Starting = Starting()) -> EngineC
             policy=build("speculation_policy", speculating),
             executor=build("executor", _executor_context(prepared, maker, starting)),
             caches_prefixes=caches_prefixes,
+            stateful_processors=composition.stateful_processors,
             verifies_blocks=composition.verifies_kv,
             observers=tuple(make(part, observing) for part in composition.observers),
             max_num_seqs=composition.max_num_seqs,

@@ -145,6 +145,7 @@ def worker_parts(
         processors={
             part.name: maker.make(part, processing) for part in composition.logits_processors
         },
+        stateful_processors=composition.stateful_processors,
         drafter=drafter,
         drafter_models=models,
         taps=taps_of(drafter, part, composition),

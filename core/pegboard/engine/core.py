@@ -245,6 +245,7 @@ class EngineCore:
                 num_prompt,
                 num_seqs,
                 max_tokens=opened.max_known - num_prompt,
+                without_drafts=self._speculation.reason_without(opened),
             )
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 import time
 from bisect import bisect_left
@@ -19,12 +20,15 @@ from pegboard.errors import RequestError, RequestFailed
 from pegboard.interfaces.kv_allocator import Answer, Verdict
 from pegboard.request import Request, SamplingParams, check_plain
 
+_log = logging.getLogger(__name__)
+
 
 class Intake:
     """Checks requests, draws their seeds, makes their sequences."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
+        self._told: frozenset[str] = frozenset()
         self._num_requests = 0
         self._num_sequences = 0
 
@@ -57,8 +61,8 @@ class Intake:
             stop_ids=stop_ids,
             stop_tokens=stop_tokens,
             processors=processors,
-            max_drafts=self._max_drafts(request),
         )
+        self._choose_drafts(opened)
         if params.prompt_logprobs is not None:
             num_prompt = len(request.prompt_token_ids)
             opened.prompt_logprobs = PromptLogprobs(num_prompt, params.prompt_logprobs)
@@ -152,10 +156,21 @@ class Intake:
         longer = range(num_prompt + 1, max_known)
         return num_prompt + 1 + bisect_left(longer, True, key=self._never_fits)
 
-    def _max_drafts(self, request: Request) -> int:
-        """Most draft nodes of a sequence of the request; what it asks for is a hint."""
-        most = self._parts.num_speculative_tokens
-        return most if request.speculative is None else min(most, request.speculative)
+    def _choose_drafts(self, opened: OpenRequest) -> None:
+        """Sets how many draft nodes the request's sequences may have; what it asks for is a hint."""
+        stateful = self._parts.stateful_processors & opened.processors.keys()
+        opened.keeps_state = bool(stateful)
+        most, wanted = self._parts.num_speculative_tokens, opened.request.speculative
+        if not stateful:
+            opened.max_drafts = most if wanted is None else min(most, wanted)
+        elif most:
+            for name in sorted(stateful - self._told):
+                _log.info(
+                    "requests that use logits processor %r run without drafts: it keeps a state that"
+                    " cannot be recomputed",
+                    name,
+                )
+            self._told |= stateful
 
     def _blocks(self, num_slots: int, answer: Answer) -> str:
         """The blocks needed and the blocks there are, of the groups that are too small."""

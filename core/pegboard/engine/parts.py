@@ -61,6 +61,8 @@ class EngineParts:
         max_token_bytes: bytes of UTF-8 that no token adds to a text more than; None: unknown.
         processor_params: logits processors' validated parameters of a request, only those that act.
             Raises RequestError.
+        stateful_processors: names of logits processors whose state cannot be recomputed: requests that use
+            one have no drafts, and are not preempted.
         seed: seeds of requests without one are derived from it; None: they are random.
         name_of: the name of a scheduler or an observer in messages.
         verifies_blocks: whether a cached block's bytes are compared at every hit; slow.
@@ -88,6 +90,7 @@ class EngineParts:
     depth: int = 1
     drafter_name: str = "none"
     caches_prefixes: bool = True
+    stateful_processors: frozenset[str] = frozenset()
     verifies_blocks: bool = False
     skipped_id: Callable[[str], int | None] | None = None
     max_step_s: float | None = None

@@ -31,6 +31,7 @@ class OpenRequest:
         stop_ids: all ids that end a sequence.
         stop_tokens: those of them that the request named by their texts.
         processors: logits processors' parameters.
+        keeps_state: whether one of them has a state that a preemption would lose.
         max_drafts: most draft nodes of a sequence.
         prompt_logprobs: those of its prompt; None: not asked for, or handed out.
         sequences: those that have not ended.
@@ -44,6 +45,7 @@ class OpenRequest:
     stop_ids: frozenset[int]
     stop_tokens: dict[int, str]
     processors: dict[str, dict[str, Any]]
+    keeps_state: bool = False
     max_drafts: int = 0
     prompt_logprobs: PromptLogprobs | None = None
     sequences: list[Sequence] = field(default_factory=list)

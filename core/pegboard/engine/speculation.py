@@ -8,9 +8,11 @@ from operator import index
 from pegboard.engine.breaker import Breaker, PluginErred
 from pegboard.engine.flight import Launched
 from pegboard.engine.parts import EngineParts
+from pegboard.engine.sequence import OpenRequest
 from pegboard.engine.step_builder import Entry, PlannedStep
 from pegboard.engine.step_costs import MeasuredCosts
 from pegboard.errors import INTERRUPTS
+from pegboard.interfaces.observer import NoDrafts
 from pegboard.interfaces.speculation_policy import Choice, DraftView
 from pegboard.step import StepResult
 
@@ -63,6 +65,12 @@ class Speculation:
             verify = max(0, min(verify, num_left - 1, tokens_left))
             propose = max(0, min(propose, num_left - 2, entry.seq.max_drafts))
             tokens_left -= step.add_drafts(entry, verify, propose)
+
+    def reason_without(self, opened: OpenRequest) -> NoDrafts | None:
+        """Why a request has no drafts, though there is a drafter; None: it may have some."""
+        if opened.max_drafts or not self._max_drafts:
+            return None
+        return "processor" if opened.keeps_state else "request"
 
     def note(self, step: Launched, result: StepResult) -> None:
         """Notes the outcome of a step. A drafter's trial ends well if it observed an admitted row in it."""

@@ -162,7 +162,7 @@ class PlannedStep(StepBuilder):
         if known.is_in_flight:
             self.waits_for_flight = True
             return False
-        if known is self._protected():
+        if known is self._protected() or known.owner.keeps_state:
             return False
         if is_planned:
             self._withdraw(known)
@@ -250,6 +250,8 @@ class PlannedStep(StepBuilder):
     def _admit(self, seq: Sequence, num_tokens: int, reserve: int) -> bool:
         if self._num_rows_left < 1 or not self._has_headroom(seq):
             return False
+        if seq.owner.keeps_state:  # it is never preempted, so that all its slots are set aside
+            reserve = seq.max_known
         hit, is_fork = self._prefixes.begin(seq, self._preempted)
         added = self._schedule(seq, num_tokens, reserve, hit, is_fork=is_fork)
         if added and not self._has_headroom(seq):

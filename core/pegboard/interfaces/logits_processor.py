@@ -63,7 +63,13 @@ class LogitRow:
 
 
 class LogitsProcessor(ABC):
-    """Changes logits. Its state is recomputable from a row's history and parameters."""
+    """Changes logits. Its state is recomputable from a row's history and parameters: what it did before,
+    for drafts too, leaves no trace.
+
+    One for which that does not hold says so by the promise `keeps_state`. It is then called exactly once
+    for each token of a row, in order and with no other row: requests that use it run without drafts,
+    which the log says once and a metric counts, and they are not preempted.
+    """
 
     @abstractmethod
     def admit(self, row: int, params: Mapping[str, Any]) -> None:
@@ -76,9 +82,9 @@ class LogitsProcessor(ABC):
 
         Only rows that were admitted to this processor are passed. If it raises, or leaves logits of
         another shape or dtype, it is called once more for each row alone, with the logits as they
-        were. The requests of rows on which it fails then end with an error: leaving it out would
-        change tokens. Only a draft's row on which it fails is just not used: a wrong guess ends no
-        request.
+        were; one that `keeps_state` is not. The requests of rows on which it fails then end with an
+        error: leaving it out would change tokens. Only a draft's row on which it fails is just not used: a
+        wrong guess ends no request.
 
         A row in which it leaves a NaN, or nothing but -inf, ends its request in the same way.
         """

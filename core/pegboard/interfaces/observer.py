@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pegboard.interfaces.kv import KVGroup
 from pegboard.interfaces.kv_allocator import KVLedger
@@ -36,6 +37,10 @@ class ObserverContext:
     num_speculative_tokens: int = 0
 
 
+NoDrafts = Literal["request", "processor"]
+"""Why a request has no drafts: it said so, or a logits processor that it uses keeps a state."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
     """A request entered the queue. Times are seconds of a monotonic clock.
@@ -44,6 +49,8 @@ class RequestArrived:
         num_sequences: sequences that it asks for.
         max_tokens: most tokens that each of them can get: what was asked for, or what the context
             leaves.
+        without_drafts: why it has none, though there is a drafter; None: it may have some, or there is no
+            drafter.
     """
 
     request_id: str
@@ -51,6 +58,7 @@ class RequestArrived:
     num_prompt_tokens: int
     num_sequences: int
     max_tokens: int = 0
+    without_drafts: NoDrafts | None = None
 
 
 @dataclass(frozen=True, slots=True)

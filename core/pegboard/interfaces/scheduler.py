@@ -116,8 +116,9 @@ class StepBuilder(Protocol):
         """Takes a running sequence's row and KV; it waits and computes anew later.
 
         If it was added to this step, its entry goes. False when it does not run, or may not be
-        preempted: the oldest of the highest class only ever grows, and one that a step in flight
-        computes goes on until that step is committed, which is then done before the next plan.
+        preempted: the oldest of the highest class only ever grows, one that a step in flight computes
+        goes on until that step is committed, which is then done before the next plan, and one whose
+        logits processor keeps a state has all its KV from the start.
         """
 
 

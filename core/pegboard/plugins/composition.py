@@ -219,6 +219,13 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True):
         """A digest of everything that changes KV content, in all groups."""
         return " ".join(plan.fingerprint for plan in self.models)
 
+    @property
+    def stateful_processors(self) -> frozenset[str]:
+        """Names of the logits processors whose state cannot be recomputed."""
+        return frozenset(
+            part.name for part in self.logits_processors if "keeps_state" in part.entry.promises
+        )
+
     def slots_past(self, model: str) -> int:
         """Most slots of a row past the tokens that the target has computed, in a model's KV groups."""
         if model == self.target.name:

@@ -36,6 +36,11 @@ PROMISES: dict[str, dict[str, str]] = {
     "kernel": {
         "own_threads": "As of `attention`. Row invariance is promised by each operation.",
     },
+    "logits_processor": {
+        "keeps_state": "What it does to a token depends on how it was called before, so that its state"
+        " cannot be recomputed from a row's history. Requests that use it run without drafts and are not"
+        " preempted.",
+    },
     "executor": {
         "tensor_parallel": "It runs `executor.tensor_parallel` workers that share each layer. No model is"
         " split yet, so that more than one is refused.",

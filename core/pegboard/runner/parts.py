@@ -31,6 +31,7 @@ class WorkerParts:
         max_model_len: most tokens a row.
         num_threads: threads that torch may use on a CPU.
         processors: logits processors by name, in the order in which they act.
+        stateful_processors: names of those whose state cannot be recomputed.
         drafter: guesses ahead.
         drafter_models: the drafter's side of the worker.
         taps: hidden states that the drafter wants, all of them the target's.
@@ -48,6 +49,7 @@ class WorkerParts:
     taps: tuple[int, ...]
     verification: Literal["exact", "rejection"] = "exact"
     num_speculative_tokens: int = 0
+    stateful_processors: frozenset[str] = frozenset()
 
 
 class Loaded:
@@ -75,7 +77,7 @@ class Loaded:
         self.drafter = GuardedDrafter(
             parts.drafter, parts.drafter_models, parts.taps, self.rows, choice
         )
-        self.processors = ProcessorChain(parts.processors, self.rows)
+        self.processors = ProcessorChain(parts.processors, parts.stateful_processors, self.rows)
         self.sampler = Sampler(target.model, choice, self.processors, self.rows, vocab_size)
 
 

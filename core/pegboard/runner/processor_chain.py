@@ -35,8 +35,15 @@ class Processed:
 class ProcessorChain:
     """The processors in their order, and who is admitted to each."""
 
-    def __init__(self, processors: Mapping[str, LogitsProcessor], rows: Rows) -> None:
+    def __init__(
+        self, processors: Mapping[str, LogitsProcessor], stateful: frozenset[str], rows: Rows
+    ) -> None:
+        """
+        Args:
+            stateful: names of those that are called once for each token, with one row.
+        """
         self._processors = processors
+        self._stateful = stateful
         self._rows = rows
         self._admitted = {name: np.zeros(len(rows.num_known), np.bool_) for name in processors}
         self._refused: dict[int, str] = {}
@@ -95,14 +102,15 @@ class ProcessorChain:
         """
         if not len(chosen):
             return {}
-        try:
-            self._change(name, logits, chosen, inputs)
-            return {}
-        except INTERRUPTS:
-            raise
-        except BaseException as error:
-            if len(chosen) == 1:
-                return {int(chosen[0]): _failure(name, error)}
+        if len(chosen) == 1 or name not in self._stateful:
+            try:
+                self._change(name, logits, chosen, inputs)
+                return {}
+            except INTERRUPTS:
+                raise
+            except BaseException as error:
+                if len(chosen) == 1:
+                    return {int(chosen[0]): _failure(name, error)}
         failures: dict[int, str] = {}
         for at in chosen:
             failures |= self._run(name, logits, at[None], inputs)

@@ -8,7 +8,8 @@
             return MyProcessor                            # called with a ProcessorContext
 
 The suite knows no processor's meaning. It asserts that a row's logits depend on that row's parameters
-and history alone, so that batches, drafts and preemptions cannot change a token.
+and history alone, so that batches, drafts and preemptions cannot change a token; of a processor that
+promises `keeps_state`, on the calls for that row alone.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ class LogitsProcessorContract:
 
     Attributes:
         params: validated parameters to try, two or more that act differently.
+        keeps_state: whether its manifest promises so: it sees no drafts and no preempted sequence.
         vocab_size, max_num_seqs, device: of the context.
     """
 
     params: ClassVar[Sequence[Mapping[str, Any]]]
+    keeps_state: ClassVar[bool] = False
     vocab_size: ClassVar[int] = 517
     max_num_seqs: ClassVar[int] = 8
     device: ClassVar[str] = "cpu"
@@ -71,8 +74,13 @@ class LogitsProcessorContract:
         self, make: MakeProcessor, row: int, length: int, params: Mapping[str, Any]
     ) -> torch.Tensor:
         """One row of logits after a new processor."""
-        processor, logits = self.processor(make), self.logits(self.max_num_seqs)[row : row + 1]
+        processor = self.processor(make)
         processor.admit(row, params)
+        return self.called(processor, row, length)
+
+    def called(self, processor: LogitsProcessor, row: int, length: int) -> torch.Tensor:
+        """One row of logits after a call for it alone."""
+        logits = self.logits(self.max_num_seqs)[row : row + 1]
         processor.apply(logits, [self.row(row, length)])
         return logits[0]
 
@@ -84,6 +92,8 @@ class LogitsProcessorContract:
     def test_rows_do_not_touch_each_other(self, make: MakeProcessor) -> None:
         import torch
 
+        if self.keeps_state:
+            pytest.skip("it is called with one row at a time")
         processor, logits = self.processor(make), self.logits(self.max_num_seqs)
         chosen = [6, 0, 3]
         for row in chosen:
@@ -97,6 +107,8 @@ class LogitsProcessorContract:
     def test_drafts_leave_no_trace(self, make: MakeProcessor) -> None:
         import torch
 
+        if self.keeps_state:
+            pytest.skip("it is shown no drafts")
         for params in self.params:
             processor = self.processor(make)
             processor.admit(2, params)
@@ -109,6 +121,8 @@ class LogitsProcessorContract:
     def test_a_preempted_sequence_goes_on_alike(self, make: MakeProcessor) -> None:
         import torch
 
+        if self.keeps_state:
+            pytest.skip("its rows are not preempted")
         for params in self.params:
             processor = self.processor(make)
             processor.admit(2, params)
@@ -119,6 +133,20 @@ class LogitsProcessorContract:
             logits = self.logits(self.max_num_seqs)[2:3]
             processor.apply(logits, [self.row(2, 12)])
             assert torch.equal(logits[0], self.alone(make, 2, 12, params))
+
+    def test_rows_in_turns_do_not_touch_each_other(self, make: MakeProcessor) -> None:
+        import torch
+
+        chosen, lengths = (6, 0, 3), range(NUM_PROMPT, 12)
+        together = self.processor(make)
+        for row in chosen:
+            together.admit(row, self.params[row % len(self.params)])
+        found = [[self.called(together, row, length) for row in chosen] for length in lengths]
+        for column, row in enumerate(chosen):
+            own = self.processor(make)
+            own.admit(row, self.params[row % len(self.params)])
+            for logits, length in zip(found, lengths, strict=True):
+                assert torch.equal(logits[column], self.called(own, row, length)), f"row {row}"
 
     def test_a_row_forgets_its_former_sequence(self, make: MakeProcessor) -> None:
         import torch

@@ -116,7 +116,7 @@ def test_each_request_has_its_own_number_and_no_token_changes(
         (PROMPTS[number], index): [token for delta in deltas for token in delta.token_ids]
         for (number, index), deltas in plain.items()
     }
-    drafting = {**config, "drafter": {"num_speculative_tokens": NUM_NODES}}
+    drafting = {**config, "drafter": {"num_speculative_tokens": NUM_NODES, "policy": "fixed"}}
     drafting["executor"] = {"depth": depth}
     listed = list(MOST)
     made: list[Watched] = []
