@@ -29,7 +29,7 @@ MAX_DRAFTS = 2**31 - 1
 
 NumDrafts = Annotated[int, msgspec.Meta(ge=0, le=MAX_DRAFTS)]
 
-Speculative = Literal["off"] | Mapping[Literal["num_speculative_tokens"], int]
+Speculative = Literal["off"] | Mapping[str, int]
 """A client's word on drafts: see `read_speculative`."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]

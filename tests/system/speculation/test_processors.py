@@ -208,9 +208,9 @@ def test_requests_without_drafts_are_counted_and_said_once(
         "drafter": {"num_speculative_tokens": NUM_NODES, "policy": "fixed"},
         "executor": {"depth": depth},
     }
-    objects = {"logits_processor": PROCESSORS, "observer": observer}
+    objects: dict[str, Any] = {"logits_processor": PROCESSORS, "observer": observer}
     with Engine(drafting, drafter=GuessingDrafter(outputs, 0.9, width), **objects) as engine:
-        words = [None, "off", None, None, None, {"num_speculative_tokens": 1}]
+        words: list[Any] = [None, "off", None, None, None, {"num_speculative_tokens": 1}]
         ids = [
             engine.submit(prompt, params, speculative=word).request_id
             for prompt, params, word in zip(PROMPTS, PARAMS, words, strict=True)
