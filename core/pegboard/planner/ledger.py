@@ -211,11 +211,12 @@ def _logprobs(composition: Composition) -> LedgerEntry:
 
 
 def _rejection(composition: Composition) -> Iterator[LedgerEntry]:
-    """The distributions that drafts were drawn from, and what is computed of a few of them at a time."""
+    """The distributions that drafts were drawn from, as the drafter and the worker hold them, and what is
+    computed of a few of them at a time."""
     if composition.verification == "exact":
         return
     vocab_size = composition.target.shape.vocab_size
-    held = composition.max_num_seqs * composition.num_speculative_tokens * ITEM_BYTES["float32"]
+    held = 2 * composition.max_num_seqs * composition.num_speculative_tokens * ITEM_BYTES["float32"]
     computed = 6 * logprobs_rows(vocab_size) * ITEM_BYTES["float64"]
     yield LedgerEntry(
         "probabilities of drafts",

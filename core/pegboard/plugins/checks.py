@@ -147,10 +147,9 @@ def _check_rejection(config: Config, drafter: Part, chooser: Chooser) -> None:
         chooser.refuse(
             "inactive",
             f"drafter.verification: rejection, but drafter {drafter.name!r} does not promise"
-            f" probabilities, from which its guesses are drawn; of those installed do:"
-            f" {', '.join(able) or 'none'}",
+            f" probabilities; installed ones that do: {', '.join(able) or 'none'}",
             plugin=drafter.origin.plugin,
-            fix="leave out drafter.verification: of guesses that are not drawn, exact keeps as many",
+            fix="leave out drafter.verification: guesses that are not drawn are kept as often without it",
         )
     if config.numerics == "invariant":
         chooser.refuse(

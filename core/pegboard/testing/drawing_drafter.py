@@ -31,9 +31,11 @@ class DrawingDrafter(SampledDrafter):
         self._next: Float32 = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
         self._device = context.device
         self._rows: dict[int, RowAdmission] = {}
+        self._num_known: dict[int, int] = {}
 
     def admit(self, admission: RowAdmission, block_tables: tuple[Int32, ...]) -> None:
         self._rows[admission.row] = admission
+        self._num_known[admission.row] = len(admission.token_ids)
 
     def release(self, row: int, num_tokens: int) -> None:
         del self._rows[row]
@@ -53,15 +55,13 @@ class DrawingDrafter(SampledDrafter):
         tokens: list[int] = []
         drawn_from = [self._next[:0]]
         for i, row in enumerate(seen.rows.tolist()):
+            self._num_known[row] += int(seen.next_offsets[i + 1] - seen.next_offsets[i])
             if not seen.propose[i]:
                 continue
             last = int(seen.next_token_ids[seen.next_offsets[i + 1] - 1])
-            num_new = int(seen.next_offsets[i + 1] - seen.next_offsets[i])
-            position = int(seen.positions[seen.offsets[i + 1] - 1]) + 1
-            assert num_new, "a row that sampled nothing is asked for guesses"
             admission = self._rows[row]
             for at in range(int(seen.propose[i])):
-                key = (admission.seed, admission.index, position + 1 + at)
+                key = (admission.seed, admission.index, self._num_known[row] + at)
                 reached = self._next[last].cumsum(dtype=np.float64)
                 u = np.random.default_rng(key).random() * reached[-1]
                 drawn_from.append(self._next[last : last + 1])

@@ -6,24 +6,29 @@ the step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
 import torch
 
-from pegboard.interfaces.drafter import Drafter, DrafterContext, Observation, UnitTokens
-from pegboard.interfaces.kernel import SampleKernel
+from pegboard.interfaces.drafter import DrafterContext, Observation, SampledDrafter, UnitTokens
+from pegboard.interfaces.kernel import ProbabilitiesKernel, SampleKernel, SampleRows
 from pegboard.step import Drafts, Float32, Int32, Int64, RowAdmission
 from pegboard_draft_model.options import DraftModelOptions
 from pegboard_draft_model.reading import Reading, ReadTokens
 from pegboard_draft_model.rows import SamplingTable
 
+KeepGuesses = Callable[[Int64, int, torch.Tensor, SampleRows], None]
+"""Told of each pass: which of the rows that get guesses, at what depth, from which logits and how."""
 
-class DraftModel(Drafter):
+
+class DraftModel(SampledDrafter):
     """A second model of the registry."""
 
     def __init__(self, context: DrafterContext, options: DraftModelOptions) -> None:
         assert context.model is not None
+        self._context = context
         self._unit = context.load_model(context.model, options.quantizer)
         self._kernel = cast(SampleKernel, context.kernel("sample"))
         self._vocab_size = context.vocab_size
@@ -41,6 +46,24 @@ class DraftModel(Drafter):
         """All that is kept of a row is void when it is taken again."""
 
     def propose(self, seen: Observation) -> tuple[Drafts, Float32]:
+        return self._propose(seen, lambda *guesses: None)
+
+    def propose_sampled(self, seen: Observation) -> tuple[Drafts, torch.Tensor]:
+        """What the kernel draws from has its filters; a guess that is not drawn is certain."""
+        kernel = cast(ProbabilitiesKernel, self._context.kernel("probabilities"))
+        shape = (len(seen.rows), max(1, int(seen.propose.max(initial=0))), self._vocab_size)
+        drawn_from = torch.empty(shape, device=self._device)
+
+        def keep(rows: Int64, depth: int, logits: torch.Tensor, parameters: SampleRows) -> None:
+            found = kernel.probabilities(logits, parameters)
+            drawn_from[self._tensor(rows), depth] = found.to(torch.float32)
+
+        drafts, _ = self._propose(seen, keep)
+        counts = np.diff(drafts.offsets)
+        held = np.arange(shape[1]) < counts[:, None]
+        return drafts, drawn_from[: len(counts)][self._tensor(held)]
+
+    def _propose(self, seen: Observation, keep: KeepGuesses) -> tuple[Drafts, Float32]:
         reading = self._tokens.next(seen)
         if not len(reading.rows):
             return _drafts(reading.rows, *_no_nodes(0, 1))
@@ -51,9 +74,11 @@ class DraftModel(Drafter):
         if not len(reading.drafted):
             return _drafts(reading.rows[:0], *_no_nodes(0, 1))
         last = reading.offsets[1:][reading.drafted] - 1
-        return self._chains(reading, hidden[self._tensor(last.astype(np.int64))])
+        return self._chains(reading, hidden[self._tensor(last.astype(np.int64))], keep)
 
-    def _chains(self, reading: Reading, hidden: torch.Tensor) -> tuple[Drafts, Float32]:
+    def _chains(
+        self, reading: Reading, hidden: torch.Tensor, keep: KeepGuesses
+    ) -> tuple[Drafts, Float32]:
         """Guesses, one token of all rows after the other.
 
         hidden: [D, hidden_size], of the rows' last known tokens.
@@ -63,7 +88,9 @@ class DraftModel(Drafter):
         of_all = np.ones(len(rows), np.float32)
         going = np.arange(len(rows))
         for depth in range(token_ids.shape[1]):
-            newest, likely = self._guess(rows[going], num_known[going] + depth, hidden)
+            logits, parameters = self._logits(rows[going], num_known[going] + depth, hidden)
+            newest, likely = self._guess(rows[going], logits, parameters)
+            keep(going, depth, logits, parameters)
             token_ids[going, depth] = newest.cpu().numpy()
             probabilities[going, depth] = likely
             of_all[going] *= likely
@@ -83,18 +110,23 @@ class DraftModel(Drafter):
             hidden = self._unit.forward(tokens)
         return _drafts(rows, token_ids, probabilities, counts)
 
-    def _guess(
+    def _logits(
         self, rows: Int32, positions: Int64, hidden: torch.Tensor
-    ) -> tuple[torch.Tensor, Float32]:
-        """The next token of each row, int64 [R], and the model's probability of it.
+    ) -> tuple[torch.Tensor, SampleRows]:
+        """The logits of each row, and how its next token is guessed from them.
 
         positions: of these tokens.
         """
         # An id past the target's embedding is none of its tokens.
         logits = self._unit.logits(hidden)[:, : self._vocab_size].contiguous()
+        drawn_at = np.where(self._is_drawn(rows), self._sampling.temperature[rows], np.float32(0))
+        return logits, self._sampling.parameters(rows, positions, drawn_at)
+
+    def _guess(
+        self, rows: Int32, logits: torch.Tensor, parameters: SampleRows
+    ) -> tuple[torch.Tensor, Float32]:
+        """The next token of each row, int64 [R], and the model's probability of it."""
         temperature = self._sampling.temperature[rows]
-        drawn_at = np.where(self._is_drawn(rows), temperature, np.float32(0))
-        parameters = self._sampling.parameters(rows, positions, drawn_at)
         token_ids = self._kernel.sample(logits, parameters)
         scale = self._tensor(np.where(temperature > 0, temperature, np.float32(1)))
         log_probs = (logits / scale[:, None]).log_softmax(dim=1)

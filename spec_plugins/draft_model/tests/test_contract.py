@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from pegboard.testing.model_drafter import ModelDrafterContract
+from pegboard.testing.sampled_drafter import SampledDrafterContract
 from pegboard.testing.tiny import write_tiny_model
 from pegboard_draft_model.drafter import DraftModel
 from pegboard_draft_model.options import DraftModelOptions
@@ -18,7 +19,7 @@ class DraftModelContract(ModelDrafterContract):
     manifest: ClassVar[Mapping[str, Any]] = {
         "describe": "pegboard_draft_model.plan:describe",
         "options": "pegboard_draft_model.options:DraftModelOptions",
-        "promises": ["draft_model"],
+        "promises": ["draft_model", "probabilities"],
     }
 
     @pytest.fixture(scope="class")
@@ -59,3 +60,16 @@ class TestWindowed(TestDrawn):
         return write_tiny_model(
             folder, "mistral", dtype="float64", seed=3, num_hidden_layers=1, sliding_window=9
         )
+
+
+class TestDraws(SampledDrafterContract):
+    manifest: ClassVar[Mapping[str, Any]] = DraftModelContract.manifest
+
+    @pytest.fixture(scope="class")
+    def make(self) -> type[DraftModel]:
+        return DraftModel
+
+    @pytest.fixture(scope="class")
+    def draft(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = tmp_path_factory.mktemp("draft") / "m"
+        return write_tiny_model(folder, dtype="float64", seed=3, num_hidden_layers=1)
