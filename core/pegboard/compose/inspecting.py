@@ -57,7 +57,10 @@ class DrafterInspector:
         target, ref = self.target, self.config.drafter.model
         facts, source = None, None
         if ref is not None and "draft_model" in part.entry.promises:
-            path = locate(ref, None, self.weights)
+            try:
+                path = locate(ref, None, self.weights)
+            except CheckpointError as missing:
+                return self._missing(part, ref, missing)
             if part.entry.describe is not None:
                 facts, source = inspect_checkpoint(self.catalog, path)
         if part.entry.describe is None:
@@ -95,6 +98,13 @@ class DrafterInspector:
         return InspectedDrafter(
             wants, InspectedModel(DRAFT, facts, source, shape, model, quantizer)
         )
+
+    def _missing(self, part: Part, ref: str, problem: CheckpointError) -> InspectedDrafter:
+        """The refusal of a model that is not there, with what would make it."""
+        made_by = part.entry.made_by.replace("{target}", self.config.model).replace("{model}", ref)
+        fixes = (problem.fix, made_by and f"make one: {made_by}")
+        message = f"drafter.model: {ref}: {problem.was}"
+        return _refused(part, "draft_model", message, fix="; or ".join(filter(None, fixes)))
 
     def _vocabulary(self, facts: CheckpointFacts, shape: ModelShape, model: Part | None) -> str:
         """Why ids of the drafter's model are not the target's; "": they are. Rows that pad an embedding

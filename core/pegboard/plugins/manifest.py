@@ -171,6 +171,8 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         operations: the operations that a kernel family implements.
         params: the pydantic model of the parameters that a request gives it.
         fields: fields of `SamplingParams` that it acts on.
+        made_by: what to run where the folder that `drafter.model` names is missing, with `{target}` and
+            `{model}` for the two references.
         depth: of an executor, the steps in flight that `executor.depth: auto` means.
     """
 
@@ -199,6 +201,7 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     operations: tuple[Operation, ...] = ()
     params: Dotted | None = None
     fields: tuple[str, ...] = ()
+    made_by: Line = ""
     depth: Depth = 1
 
     @property

@@ -118,3 +118,14 @@ def test_taps_are_what_the_option_says(
         with Engine(Config.model_validate(config)) as engine:
             drafter = engine.prepared.composition.drafter
             assert drafter is not None and drafter.taps == taps
+
+
+def test_a_missing_head_is_refused_with_what_makes_one(target_folder: Path, tmp_path: Path) -> None:
+    config = {
+        "model": str(target_folder),
+        "drafter": {"name": "eagle", "model": str(tmp_path / "none")},
+    }
+    with pytest.raises(
+        UserError, match=rf"train-eagle --model {target_folder} .*--out {tmp_path}/none"
+    ):
+        Engine(Config.from_values(config))
