@@ -52,11 +52,12 @@ class DraftModel(SampledDrafter):
         """What the kernel draws from has its filters; a guess that is not drawn is certain."""
         kernel = cast(ProbabilitiesKernel, self._context.kernel("probabilities"))
         shape = (len(seen.rows), max(1, int(seen.propose.max(initial=0))), self._vocab_size)
-        drawn_from = torch.empty(shape, device=self._device)
+        # What pads the target's embedding may lie past the draft model's: it draws none of that.
+        drawn_from = torch.zeros(shape, device=self._device)
 
         def keep(rows: Int64, depth: int, logits: torch.Tensor, parameters: SampleRows) -> None:
             found = kernel.probabilities(logits, parameters)
-            drawn_from[self._tensor(rows), depth] = found.to(torch.float32)
+            drawn_from[self._tensor(rows), depth, : found.shape[1]] = found.to(torch.float32)
 
         drafts, _ = self._propose(seen, keep)
         counts = np.diff(drafts.offsets)

@@ -22,4 +22,4 @@ class DraftModelOptions(BaseModel):
 
     quantizer: Annotated[str, Field(min_length=1)] = "auto"
     sampling: Literal["noise", "greedy"] = "noise"
-    min_confidence: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.1
+    min_confidence: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.02
