@@ -44,7 +44,7 @@ class _Period:
         self.num_hits += step.num_prefix_hits
         self.num_decodes += len(step.inter_token_s)
         if step.drafts is not None:
-            self.accepted.update(step.drafts.accepted)
+            self.accepted.update(dict(enumerate(step.drafts.accepted)))
 
     def drafts(self) -> str:
         """Tokens a step of decoding sequences, and the part of drafts whose token at each position was
@@ -53,7 +53,7 @@ class _Period:
         num_accepted = sum(length * count for length, count in self.accepted.items())
         parts = []
         left = num_drafts
-        for length in range(max(self.accepted, default=0)):
+        for length in range(max(+self.accepted, default=0)):
             left -= self.accepted[length]
             parts.append(f"{left / num_drafts:.2f}")
         a_step = 1 + num_accepted / self.num_decodes if self.num_decodes else 1.0

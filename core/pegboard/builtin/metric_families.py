@@ -8,7 +8,7 @@ from typing import get_args
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pegboard.interfaces.observer import (
@@ -16,7 +16,6 @@ from pegboard.interfaces.observer import (
     BlocksNamed,
     BreakerChanged,
     LoadChanged,
-    NoDrafts,
     ObserverContext,
     RequestArrived,
     SequenceFinished,
@@ -47,7 +46,7 @@ _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _FEW = (1, 2, 5, 10, 20)
 
-_LABELS = ("model_name", "engine")
+LABELS = ("model_name", "engine")
 _BLOCK_STATES = ("free", "held", "cached", "pinned", "reserved", "deferred")
 
 
@@ -59,18 +58,18 @@ class MetricMaker:
         self.labels = (model, "0")
 
     def counter(self, name: str, text: str, more: Sequence[str] = ()) -> Counter:
-        made = Counter(f"{PREFIX}{name}", text, (*_LABELS, *more), registry=self._registry)
+        made = Counter(f"{PREFIX}{name}", text, (*LABELS, *more), registry=self._registry)
         return made if more else made.labels(*self.labels)
 
     def gauge(self, name: str, text: str, more: Sequence[str] = ()) -> Gauge:
-        made = Gauge(f"{PREFIX}{name}", text, (*_LABELS, *more), registry=self._registry)
+        made = Gauge(f"{PREFIX}{name}", text, (*LABELS, *more), registry=self._registry)
         return made if more else made.labels(*self.labels)
 
     def histogram(
         self, name: str, text: str, buckets: Sequence[float], more: Sequence[str] = ()
     ) -> Histogram:
         made = Histogram(
-            f"{PREFIX}{name}", text, (*_LABELS, *more), buckets=buckets, registry=self._registry
+            f"{PREFIX}{name}", text, (*LABELS, *more), buckets=buckets, registry=self._registry
         )
         return made if more else made.labels(*self.labels)
 
@@ -79,10 +78,9 @@ class MetricMaker:
         self._registry.register(made)
         return made
 
-    def position_counter(self, name: str, text: str, num_positions: int) -> PositionCounter:
-        made = PositionCounter(f"{PREFIX}{name}", text, self.labels, num_positions)
-        self._registry.register(made)
-        return made
+    def own(self, collector: Collector) -> None:
+        """Takes metrics that are worked out when somebody looks."""
+        self._registry.register(collector)
 
 
 class TokenHistogram(Collector):
@@ -103,35 +101,11 @@ class TokenHistogram(Collector):
         self._counts += np.bincount(found, minlength=len(self._counts))
         self._sum += sum(values)
 
-    def observe_same(self, value: float, count: int) -> None:
-        """Counts one value so many times."""
-        self._counts[self._bounds.searchsorted(value)] += count
-        self._sum += value * count
-
     def collect(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(self._name, self._text, labels=_LABELS)
+        family = HistogramMetricFamily(self._name, self._text, labels=LABELS)
         bounds = [*map(repr, self._bounds.tolist()), "+Inf"]
         so_far = self._counts.cumsum().tolist()
         family.add_metric(self._labels, list(zip(bounds, so_far, strict=True)), self._sum)
-        yield family
-
-
-class PositionCounter(Collector):
-    """A counter for each place in a draft, 0 for the first, all there from the start."""
-
-    def __init__(self, name: str, text: str, labels: Sequence[str], num_positions: int) -> None:
-        self._name, self._text, self._labels = name, text, labels
-        self._counts = np.zeros(num_positions, dtype=np.int64)
-
-    def add(self, lengths: Sequence[int]) -> None:
-        """Counts the first places of each draft, so many as its length says."""
-        ends = np.bincount(lengths, minlength=len(self._counts) + 1)
-        self._counts += ends[:0:-1].cumsum()[::-1]
-
-    def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(self._name, self._text, labels=(*_LABELS, "position"))
-        for position, count in enumerate(self._counts.tolist()):
-            family.add_metric((*self._labels, str(position)), count)
         yield family
 
 
@@ -185,20 +159,7 @@ class RequestMetrics:
             "request_time_per_output_token_seconds", "Mean over a sequence", _INTER_TOKEN
         )
 
-        self._without_drafts: dict[NoDrafts, Counter] = {}
-        if context.num_speculative_tokens:
-            without = make.counter(
-                "spec_decode_requests_without_drafts",
-                "Requests without drafts: they said so, or a logits processor keeps a state",
-                ("reason",),
-            )
-            self._without_drafts = {
-                reason: without.labels(*make.labels, reason) for reason in get_args(NoDrafts)
-            }
-
     def arrived(self, event: RequestArrived) -> None:
-        if event.without_drafts in self._without_drafts:
-            self._without_drafts[event.without_drafts].inc()
         self._open[event.request_id] = _Open(event.num_sequences)
         self._params_n.observe(event.num_sequences)
         self._params_max_tokens.observe(event.max_tokens)
@@ -274,8 +235,6 @@ class StepMetrics:
         self._tokens = make.histogram("iteration_tokens_total", "Tokens a step", _STEP_TOKENS)
         self._batch = make.histogram("step_sequences", "Sequences computed a step", _BATCH)
         self._seconds = make.histogram("step_seconds", "A step, by phase", _PHASE, ("phase",))
-        num_nodes = context.num_speculative_tokens
-        self._drafts = _DraftMetrics(make, num_nodes) if num_nodes else None
 
     def done(self, event: StepDone) -> None:
         self.load(event)
@@ -292,8 +251,6 @@ class StepMetrics:
         self._next.observe_all(event.inter_token_s)
         self._tokens.observe(event.num_prefill_tokens + event.num_decode_tokens)
         self._batch.observe(event.num_sequences)
-        if self._drafts is not None:
-            self._drafts.done(event)
         worker = event.forward_s + event.sampling_s + event.drafting_s
         for phase, seconds in (
             ("forward", event.forward_s),
@@ -318,64 +275,6 @@ class StepMetrics:
             for state in _BLOCK_STATES:
                 blocks = self._blocks.labels(*self._labels, str(group), state)
                 blocks.set(getattr(ledger, state))
-
-
-class _DraftMetrics:
-    """Metrics of speculation, where there is a drafter. A node of a tree is a draft token, and its depth
-    is its position."""
-
-    def __init__(self, make: MetricMaker, num_nodes: int) -> None:
-        self._drafts = make.counter("spec_decode_num_drafts", "Drafts verified, one a row and step")
-        self._verified = make.counter("spec_decode_num_draft_tokens", "Draft tokens verified")
-        self._accepted = make.counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
-        self._accepted_at = make.position_counter(
-            "spec_decode_num_accepted_tokens_per_pos", "By position in the draft", num_nodes
-        )
-        self._tried_at = make.position_counter(
-            "spec_decode_num_tried_tokens_per_pos",
-            "Drafts whose tokens at a position were compared: all before it was right",
-            num_nodes,
-        )
-        self._asked = make.counter(
-            "spec_decode_num_asked_tokens", "Draft tokens that the drafter might give at most"
-        )
-        self._proposed = make.counter("spec_decode_num_proposed_tokens", "Draft tokens given")
-        few = (*range(9), 12, 16, 24, 32, 48, 64)
-        self._chosen = make.token_histogram(
-            "spec_decode_chosen_tokens",
-            "Draft tokens verified with a decoding sequence in a step, 0 included",
-            [count for count in few if count < num_nodes] + [num_nodes],
-        )
-        self._gained = make.token_histogram(
-            "spec_decode_tokens_per_step",
-            "Tokens that a step gave a decoding sequence",
-            [count for count in few if 0 < count <= num_nodes] + [num_nodes + 1],
-        )
-        self._drafting_s = make.counter("spec_decode_drafting_seconds", "Drafting")
-        self._verifying_s = make.counter(
-            "spec_decode_verifying_seconds", "Forward and sampling of steps that verified drafts"
-        )
-
-    def done(self, event: StepDone) -> None:
-        drafts = event.drafts
-        self._drafting_s.inc(event.drafting_s)
-        num_without = len(event.inter_token_s)
-        if drafts is not None:
-            self._asked.inc(drafts.num_asked)
-            self._proposed.inc(drafts.num_proposed)
-        if drafts is not None and drafts.verified:
-            num_without = max(0, num_without - len(drafts.verified))
-            self._drafts.inc(len(drafts.verified))
-            self._verified.inc(sum(drafts.verified))
-            self._accepted.inc(event.num_accepted)
-            self._accepted_at.add(drafts.accepted)
-            self._tried_at.add(drafts.tried)
-            self._chosen.observe_all(drafts.verified)
-            self._gained.observe_all([1 + accepted for accepted in drafts.accepted])
-            self._verifying_s.inc(event.forward_s + event.sampling_s)
-        if num_without:
-            self._chosen.observe_same(0, num_without)
-            self._gained.observe_same(1, num_without)
 
 
 class BreakerMetrics:

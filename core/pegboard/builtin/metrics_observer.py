@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel
 
+from pegboard.builtin.draft_metrics import DraftMetrics
 from pegboard.builtin.metric_families import (
     PREFIX,
     BreakerMetrics,
@@ -99,6 +100,8 @@ class MetricsObserver(Observer, MetricsText):
         self._requests = RequestMetrics(make, context)
         self._steps = StepMetrics(make, context)
         self._breakers = BreakerMetrics(make)
+        num_nodes = context.num_speculative_tokens
+        self._drafts = DraftMetrics(make, num_nodes) if num_nodes else None
         self._errors = make.counter("errors", "Errors by class", ("kind",))
         _say_what_is_set_up(make, context)
         build = Info("pegboard_build", "What runs", registry=self._registries[0])
@@ -112,12 +115,16 @@ class MetricsObserver(Observer, MetricsText):
         match event:
             case StepDone():
                 self._steps.done(event)
+                if self._drafts is not None:
+                    self._drafts.done(event)
             case LoadChanged():
                 self._steps.load(event)
             case BlocksNamed():
                 self._steps.named(event)
             case RequestArrived():
                 self._requests.arrived(event)
+                if self._drafts is not None:
+                    self._drafts.arrived(event)
             case SequenceFinished():
                 self._requests.finished(event)
             case BreakerChanged():

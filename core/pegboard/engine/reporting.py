@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from pegboard.engine.flight import Launched
 from pegboard.interfaces.kv_allocator import KVLedger
 from pegboard.interfaces.observer import LoadChanged, StepDone, StepDrafts
@@ -55,8 +57,8 @@ def step_done(step: Launched, result: StepResult, tally: Tally, load: LoadChange
         num_running=load.num_running,
         num_waiting=load.num_waiting,
         num_preempted=plan.num_preempted,
-        num_tried=sum(drafts.tried) if drafts else 0,
-        num_accepted=sum(drafts.accepted) if drafts else 0,
+        num_tried=_sum(drafts.tried) if drafts else 0,
+        num_accepted=_sum(drafts.accepted) if drafts else 0,
         kv=load.kv,
         first_token_s=tuple(tally.first_token_s),
         inter_token_s=tuple(tally.inter_token_s),
@@ -72,13 +74,21 @@ def step_done(step: Launched, result: StepResult, tally: Tally, load: LoadChange
 def _drafts(step: Launched, result: StepResult) -> StepDrafts:
     """Those of rows that failed are left out."""
     batch, was_tried = step.batch, result.num_tried > 0
+    verified, tried, accepted = (
+        tuple(np.bincount(counts[was_tried]).tolist())
+        for counts in (batch.verify, result.num_tried, result.num_accepted)
+    )
     return StepDrafts(
-        verified=tuple(batch.verify[was_tried].tolist()),
-        tried=tuple(result.num_tried[was_tried].tolist()),
-        accepted=tuple(result.num_accepted[was_tried].tolist()),
+        verified=verified,
+        tried=tried,
+        accepted=accepted,
         num_asked=int(batch.propose.sum()),
         num_proposed=int(result.num_drafts.sum()),
     )
+
+
+def _sum(histogram: tuple[int, ...]) -> int:
+    return sum(value * count for value, count in enumerate(histogram))
 
 
 def ledger_line(ledgers: tuple[KVLedger, ...]) -> str:

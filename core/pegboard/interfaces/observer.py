@@ -86,10 +86,11 @@ class SequenceFinished:
 
 @dataclass(frozen=True, slots=True)
 class StepDrafts:
-    """Drafts of a step. A draft is a row's nodes that were verified: tuples have an entry for each.
+    """Drafts of a step. A draft is a row's nodes that were verified. Entry n of a tuple is the number of
+    drafts with a count of n.
 
     Attributes:
-        verified: its nodes.
+        verified: nodes of a draft.
         tried: depths at which one of them was compared, up to the first at which none was right.
         accepted: nodes accepted, one a depth.
         num_asked: nodes that the drafter was asked for, for the next step, in all.

@@ -61,7 +61,9 @@ def end(reason: FinishReason, *, began: bool = True) -> SequenceFinished:
     return SequenceFinished("r", 0, reason, 1.0, admitted, first_token, 9.0, 20, 16, num_output, 0)
 
 
-DRAFTS = StepDrafts((5,), (4,), (3,), num_asked=5, num_proposed=2)
+DRAFTS = StepDrafts(
+    verified=(0, 0, 0, 0, 0, 1), tried=(0, 0, 0, 0, 1), accepted=(0, 0, 0, 1), num_asked=5
+)
 
 LIFE: tuple[Event, ...] = (
     RequestArrived("r", 1.0, num_prompt_tokens=20, num_sequences=2, max_tokens=5),

@@ -160,7 +160,9 @@ def test_every_way_to_end_is_a_series_from_the_start() -> None:
 
 def test_drafts_are_counted_by_position() -> None:
     observer = MetricsObserver(CONTEXT)
-    drafts = StepDrafts((3, 4, 4), (3, 1, 2), (3, 0, 1), num_asked=12, num_proposed=5)
+    drafts = StepDrafts(  # nodes of 3, 4, 4; tried 3, 1, 2; accepted 3, 0, 1
+        (0, 0, 0, 1, 2), (0, 1, 1, 1), (1, 1, 0, 1), num_asked=12, num_proposed=5
+    )
     waits = {"inter_token_s": (0.1,) * 5, "first_token_s": (0.1,)}
     observer.observe(step(num_tried=6, num_accepted=4, drafts=drafts, drafting_s=0.2, **waits))
     observer.observe(step(**waits))
@@ -320,7 +322,7 @@ def test_the_summary_tells_of_drafts(caplog: pytest.LogCaptureFixture) -> None:
     observer = LogObserver(CONTEXT)
     caplog.clear()
     for second in range(1, 12):
-        drafts = StepDrafts((4, 4), (3, 1), (2, 0))
+        drafts = StepDrafts((0, 0, 0, 0, 2), (0, 1, 0, 1), (1, 0, 1))
         waits = (0.1, 0.1, 0.1, 0.1)
         observer.observe(
             step(time=float(second), duration_s=1.0, drafts=drafts, inter_token_s=waits)
