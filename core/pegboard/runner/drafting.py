@@ -30,18 +30,20 @@ def observe(
         known: bool [R], which rows of the step it knows.
     """
     kept = _kept(inputs, accepted)
-    kept = kept[known[inputs.owner[kept]]]
-    kept_rows = torch.from_numpy(kept)
-    shown, num_next = batch.rows[known], accepted.num_committed[known]
+    # Nearly always it knows all.
+    some: Bool | slice = slice(None) if known.all() else known
+    if known is some:
+        kept = kept[known[inputs.owner[kept]]]
+    shown, num_next = batch.rows[some], accepted.num_committed[some]
     return Observation(
         rows=read_only(shown),
-        offsets=read_only(starts((inputs.num_chunk + accepted.num_accepted)[known])),
+        offsets=read_only(starts((inputs.num_chunk + accepted.num_accepted)[some])),
         token_ids=read_only(inputs.token_ids[kept].astype(np.int32)),
         positions=read_only(inputs.positions[kept].astype(np.int32)),
-        taps={layer: hidden[kept_rows] for layer, hidden in taps.items()},
+        taps={layer: hidden[torch.from_numpy(kept)] for layer, hidden in taps.items()},
         next_offsets=read_only(starts(num_next)),
-        next_token_ids=read_only(accepted.committed(known)),
-        propose=read_only(np.where(num_next > 0, batch.propose[known], 0).astype(np.int32)),
+        next_token_ids=read_only(accepted.committed(some)),
+        propose=read_only(batch.propose[some] * (num_next > 0)),
         num_cached=read_only(rows.num_cached[shown].astype(np.int32)),
         block_tables=tuple(read_only(rows.block_tables[group][shown]) for group in groups),
     )
@@ -77,13 +79,18 @@ def checked(answer: object, seen: Observation) -> tuple[Drafts, Float32]:
 
 def starts(lengths: Int64 | Int32) -> Int32:
     """Offsets of ragged rows: int32 [num_rows + 1]."""
-    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
 
 
 def _kept(inputs: StepInputs, accepted: Accepted) -> Int64:
     """The step's tokens that are known now: those of the chunks, and accepted nodes."""
     if not inputs.num_nodes.any():
         return np.arange(len(inputs.owner))
+    if inputs.ancestors is None:
+        num_kept = inputs.num_chunk + accepted.num_accepted
+        return np.flatnonzero(inputs.local < num_kept[inputs.owner])
     kept: Bool = inputs.local < inputs.num_chunk[inputs.owner]
     i, k = np.nonzero(np.arange(accepted.nodes.shape[1]) < accepted.num_accepted[:, None])
     kept[inputs.starts[i] + inputs.num_chunk[i] + accepted.nodes[i, k]] = True

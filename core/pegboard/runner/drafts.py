@@ -22,6 +22,7 @@ class DraftTable:
         parents: int32 [max_num_seqs, width], a node's parent among the row's nodes; ROOT: none.
         confidences: float32 [max_num_seqs, width].
         counts: int32 [max_num_seqs]; entries past a row's count are void.
+        has_trees: whether a row ever held anything but a chain.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int, *, keeps_trees: bool) -> None:
@@ -36,6 +37,7 @@ class DraftTable:
         self.parents: Int32 = np.full((max_num_seqs, 1), ROOT, dtype=np.int32)
         self.confidences: Float32 = np.zeros((max_num_seqs, 1), dtype=np.float32)
         self.counts: Int32 = np.zeros(max_num_seqs, dtype=np.int32)
+        self.has_trees = False
 
     def drop(self, rows: Int32) -> None:
         """Forgets the nodes of rows."""
@@ -63,6 +65,7 @@ class DraftTable:
         self.parents[rows, node] = drafts.parents
         self.confidences[rows, node] = confidences
         self.counts[drafts.rows] = counts
+        self.has_trees |= bool((drafts.parents != node - 1).any())
 
     def confidences_of(self, rows: Int32) -> Float32:
         """The probabilities of all nodes of the rows, one row after the other."""
@@ -70,7 +73,7 @@ class DraftTable:
 
     def parents_of(self, rows: Int32) -> Int32 | None:
         """The parents of all nodes of the rows; None when all rows hold chains."""
-        if not self.counts[rows].any():
+        if not self.has_trees or not self.counts[rows].any():
             return None
         held = self._held(rows)
         parents = self.parents[rows]

@@ -33,6 +33,8 @@ class GuardedDrafter:
         taps: tuple[int, ...],
         rows: Rows,
         choice: TokenChoice,
+        *,
+        is_asked: bool,
     ) -> None:
         """
         Args:
@@ -40,12 +42,14 @@ class GuardedDrafter:
             taps: hidden states that it wants; the target has all of them.
             rows: the worker's tables; what it proposes goes into their draft nodes.
             choice: asks it for drafts.
+            is_asked: whether there may ever be drafts; one that is never asked is told of no row.
         """
         self._drafter = drafter
         self._models = models
         self._taps = taps
         self._rows = rows
         self._choice = choice
+        self._is_asked = is_asked
         self._known: Bool = np.zeros(len(rows.num_known), np.bool_)
         self._owed: dict[int, int] = {}
         self._trial = 0
@@ -62,6 +66,8 @@ class GuardedDrafter:
 
     def admit(self, admission: RowAdmission) -> None:
         """A sequence took a row, and its blocks are known."""
+        if not self._is_asked:
+            return
         tables = tuple(
             read_only(self._rows.block_tables[group][admission.row])
             for group in self._models.groups

@@ -69,10 +69,21 @@ def build_inputs(rows: Rows, batch: StepBatch) -> StepInputs:
     owner = np.repeat(np.arange(len(lengths)), lengths)
     local = np.arange(len(owner)) - starts[owner]
     numbers = num_computed[owner] + local
-    # A node's may lie beyond the table; what is read there is replaced in `_with_nodes`.
+    # A node's may lie beyond the table; what is read there is replaced.
     columns = np.minimum(numbers, rows.token_ids.shape[1] - 1)
+    token_ids = rows.token_ids[batch.rows[owner], columns].astype(np.int64)
     width = int(num_nodes.max(initial=0))
-    logit_owner = np.flatnonzero(batch.sample)
+    node_tokens = rows.drafts.token_ids[batch.rows, :width]
+    if width:
+        node = local - num_chunk[owner]
+        at = np.flatnonzero(node >= 0)
+        token_ids[at] = node_tokens[owner[at], node[at]]
+        logit_tokens = np.flatnonzero(batch.sample[owner] & (node >= -1))
+        logit_owner, logit_nodes = owner[logit_tokens], node[logit_tokens] + 1
+    else:
+        logit_owner = np.flatnonzero(batch.sample)
+        logit_tokens = starts[1:][logit_owner] - 1
+        logit_nodes = np.zeros(len(logit_owner), dtype=np.int64)
     inputs = StepInputs(
         rows=batch.rows,
         num_computed=num_computed,
@@ -81,19 +92,18 @@ def build_inputs(rows: Rows, batch: StepBatch) -> StepInputs:
         starts=starts,
         owner=owner,
         local=local,
-        token_ids=rows.token_ids[batch.rows[owner], columns].astype(np.int64),
+        token_ids=token_ids,
         positions=numbers,
-        node_tokens=rows.drafts.token_ids[batch.rows, :width],
+        node_tokens=node_tokens,
         node_parents=rows.drafts.parents[batch.rows, :width],
         ancestors=None,
         logit_owner=logit_owner,
-        logit_tokens=starts[1:][logit_owner] - 1,
-        logit_nodes=np.zeros(len(logit_owner), dtype=np.int64),
+        logit_tokens=logit_tokens,
+        logit_nodes=logit_nodes,
     )
-    if not width:
+    if not width or not rows.drafts.has_trees or _all_chains(inputs):
         return inputs
-    inputs = _with_nodes(inputs, batch.sample)
-    return inputs if _all_chains(inputs) else _with_ancestors(inputs)
+    return _with_trees(inputs)
 
 
 def node_path(parents: Int32, node: int) -> list[int]:
@@ -124,30 +134,6 @@ def _check(rows: Rows, batch: StepBatch) -> None:
         )
 
 
-def _with_nodes(inputs: StepInputs, samples: Bool) -> StepInputs:
-    """The inputs with the tokens and positions of draft nodes, after each of which one is sampled.
-
-    samples: bool [R], whether the row's chunk ends at its last known token.
-    """
-    owner, num_chunk = inputs.owner, inputs.num_chunk
-    node = inputs.local - num_chunk[owner]
-    at = np.flatnonzero(node >= 0)
-    at_row, at_node = owner[at], node[at]
-    token_ids, positions = inputs.token_ids.copy(), inputs.positions.copy()
-    token_ids[at] = inputs.node_tokens[at_row, at_node]
-    last_known = inputs.num_computed + num_chunk - 1
-    positions[at] = last_known[at_row] + _depths(inputs.node_parents)[at_row, at_node]
-    sampled = np.flatnonzero(samples[owner] & (node >= -1))
-    return replace(
-        inputs,
-        token_ids=token_ids,
-        positions=positions,
-        logit_owner=owner[sampled],
-        logit_tokens=sampled,
-        logit_nodes=node[sampled] + 1,
-    )
-
-
 def _depths(parents: Int32) -> Int64:
     """Depth of each node, 1 for a child of the last known token; int64 [R, M]."""
     depths = np.ones(parents.shape, dtype=np.int64)
@@ -165,8 +151,22 @@ def _all_chains(inputs: StepInputs) -> bool:
     return bool((inputs.node_parents == chains)[used].all())
 
 
-def _with_ancestors(inputs: StepInputs) -> StepInputs:
-    """The inputs with the mask of a step in which some row's drafts are a tree."""
+def _with_trees(inputs: StepInputs) -> StepInputs:
+    """The inputs of a step in which some row's drafts are a tree: positions by depth, and the mask."""
+    return replace(inputs, positions=_positions(inputs), ancestors=_ancestors(inputs))
+
+
+def _positions(inputs: StepInputs) -> Int64:
+    node = inputs.local - inputs.num_chunk[inputs.owner]
+    at = np.flatnonzero(node >= 0)
+    last_known = inputs.num_computed + inputs.num_chunk - 1
+    positions = inputs.positions.copy()
+    depths = _depths(inputs.node_parents)
+    positions[at] = last_known[inputs.owner[at]] + depths[inputs.owner[at], node[at]]
+    return positions
+
+
+def _ancestors(inputs: StepInputs) -> Bool:
     lengths = np.diff(inputs.starts)
     ancestors = np.arange(int(lengths.max())) <= inputs.local[:, None]
     for node in range(inputs.node_parents.shape[1]):
@@ -177,4 +177,4 @@ def _with_ancestors(inputs: StepInputs) -> StepInputs:
         token = inputs.starts[having] + chunk + node
         ancestors[token] = ancestors[parent]
         ancestors[token, chunk + node] = True
-    return replace(inputs, ancestors=ancestors)
+    return ancestors

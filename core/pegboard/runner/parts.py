@@ -36,7 +36,7 @@ class WorkerParts:
         drafter_models: the drafter's side of the worker.
         taps: hidden states that the drafter wants, all of them the target's.
         verification: as `drafter.verification`.
-        num_speculative_tokens: most draft nodes a row.
+        num_speculative_tokens: most draft nodes a row; 0: the drafter is never asked.
     """
 
     units: tuple[UnitParts, ...]
@@ -75,7 +75,12 @@ class Loaded:
         parts.drafter_models.bind(self.units, self.rows)
         choice = _token_choice(parts)
         self.drafter = GuardedDrafter(
-            parts.drafter, parts.drafter_models, parts.taps, self.rows, choice
+            parts.drafter,
+            parts.drafter_models,
+            parts.taps,
+            self.rows,
+            choice,
+            is_asked=parts.num_speculative_tokens > 0,
         )
         self.processors = ProcessorChain(parts.processors, parts.stateful_processors, self.rows)
         self.sampler = Sampler(target.model, choice, self.processors, self.rows, vocab_size)

@@ -160,7 +160,7 @@ def _forward(
 def _compact(on: Loaded, inputs: StepInputs, accepted: Accepted) -> None:
     """Moves the target's KV of accepted tree nodes right behind the known tokens. A drafter computes
     its own of them."""
-    if not accepted.num_accepted.any():
+    if inputs.ancestors is None or not accepted.num_accepted.any():
         return
     row, source, target = moves(inputs, accepted)
     if not len(row):

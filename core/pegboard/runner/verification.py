@@ -52,6 +52,8 @@ def accept(inputs: StepInputs, sampled: Int64, usable: Bool) -> Accepted:
     num_rows, width = inputs.node_tokens.shape
     if not width:
         return _last_alone(inputs, sampled, usable)
+    if inputs.ancestors is None:
+        return _chains(inputs, sampled, usable)
     every = np.arange(num_rows)
     logit_row = np.zeros((num_rows, width + 1), dtype=np.int64)
     logit_row[inputs.logit_owner, inputs.logit_nodes] = np.arange(len(sampled))
@@ -83,6 +85,33 @@ def accept(inputs: StepInputs, sampled: Int64, usable: Bool) -> Accepted:
         nodes=columns[:, 1:] - 1,
         num_accepted=np.maximum(num_committed - 1, 0),
         num_tried=num_tried,
+    )
+
+
+def _chains(inputs: StepInputs, sampled: Int64, usable: Bool) -> Accepted:
+    """The walk where nobody has a tree: a row's logit rows are in the order of its nodes."""
+    num_rows, width = inputs.node_tokens.shape
+    depth = np.arange(width + 1)
+    heads = np.flatnonzero(inputs.logit_nodes == 0)
+    going = np.zeros(num_rows, np.bool_)
+    first = np.zeros(num_rows, np.int64)
+    going[inputs.logit_owner[heads]] = usable[heads]
+    first[inputs.logit_owner[heads]] = heads
+    logit_rows = np.minimum(first[:, None] + depth, len(sampled) - 1)
+    targets = sampled[logit_rows]
+    # A column more than nodes: none follows the last one.
+    compared = np.zeros((num_rows, width + 1), np.bool_)
+    compared[:, :width] = depth[:width] < np.where(going, inputs.num_nodes, 0)[:, None]
+    compared[:, :width] &= usable[logit_rows[:, 1:]]
+    right = compared[:, :width] & (inputs.node_tokens == targets[:, :width])
+    num_accepted = np.logical_and.accumulate(right, axis=1).sum(axis=1)
+    return Accepted(
+        token_ids=targets.astype(np.int32),
+        logit_rows=logit_rows,
+        num_committed=num_accepted + going,
+        nodes=np.broadcast_to(depth[:width], (num_rows, width)),
+        num_accepted=num_accepted,
+        num_tried=num_accepted + compared[np.arange(num_rows), num_accepted],
     )
 
 

@@ -144,6 +144,7 @@ def worker_parts(
         drafter=drafter or NoDrafter(DrafterContext(8, VOCAB, NUM_ROWS, 100)),
         drafter_models=DrafterModels(DraftSlots()),
         taps=() if drafter is None else tuple(drafter.taps),
+        num_speculative_tokens=0 if drafter is None else 8,
     )
 
 
