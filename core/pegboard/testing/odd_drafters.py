@@ -41,7 +41,7 @@ class Oracle(GuessingDrafter):
 class AnyTree(GuessingDrafter):
     """Any tokens in any tree, now and then a right one; as many nodes as chance wants."""
 
-    def __init__(self, outputs: Outputs, seed: int = 0, vocab_size: int = 517) -> None:
+    def __init__(self, outputs: Outputs, seed: int = 0, vocab_size: int = 300) -> None:
         super().__init__(outputs, 0.5, seed=seed)
         self._vocab_size = vocab_size
 

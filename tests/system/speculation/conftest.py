@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from pegboard.testing.tiny import write_tiny_model
+
 HIDDEN, INNER, VOCAB, DRAFT_VOCAB = 40, 48, 517, 203
 """Hidden size and vocabulary are those of the tiny targets."""
 HEADS, KV_HEADS, HEAD_DIM = 2, 1, 24
@@ -66,12 +68,20 @@ def write_eagle_head(folder: Path, *, third: bool) -> Path:
 
 
 @pytest.fixture(scope="session")
-def eagle_heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Settings of `drafter` with a head: of EAGLE-1 in chains, of EAGLE-3 in trees."""
-    folder = tmp_path_factory.mktemp("heads")
+def model_drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Settings of `drafter` for the tiny targets: another model; a head of EAGLE-1 in chains, one of
+    EAGLE-3 in trees."""
+    folder = tmp_path_factory.mktemp("drafters")
     first = write_eagle_head(folder / "first", third=False)
     third = write_eagle_head(folder / "third", third=True)
+    sizes: dict[str, Any] = {"hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1}
+    small = write_tiny_model(folder / "small", dtype="float64", seed=3, tokenizer=True, **sizes)
     return {
+        "draft model": {
+            "name": "draft_model",
+            "model": str(small),
+            "options": {"min_confidence": 0},
+        },
         "eagle chain": {"name": "eagle", "model": str(first)},
         "eagle tree": {
             "name": "eagle",

@@ -32,7 +32,7 @@ from pegboard.request import Request, SamplingParams
 from pegboard.testing.dict_cache import DictCache
 from pegboard.testing.erring_drafter import ErringDrafter
 from pegboard.testing.invariance import Case, Traces, differences, pairwise, run_case
-from pegboard.testing.model_drafters import Branching, SecondModel, write_one_layer
+from pegboard.testing.model_drafters import Branching, write_one_layer
 from pegboard.testing.odd_drafters import ODD
 from pegboard.testing.tiny import write_tiny_model
 
@@ -108,7 +108,6 @@ EVERY_PAIR = list(pairwise(AXES))
 SLOW_PAIRS = [row for seed in (1, 2) for row in pairwise(AXES, seed)]
 NUM_RANDOM = 60
 """Further rows by chance, others in each run."""
-MODEL_DRAFTERS: dict[str, type[Any]] = {"draft model": SecondModel, "one layer": Branching}
 LOOKUPS: dict[str, dict[str, Any]] = {
     "ngram": {"prompt_lookup_min": 1, "min_confidence": 0},
     "suffix": {"min_match": 1, "min_confidence": 0, "recent_tokens": 300},
@@ -199,8 +198,6 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         name: write_tiny_model(folder / name, dtype="float64", tokenizer=True, **shape)
         for name, shape in TARGETS.items()
     }
-    small: dict[str, Any] = {"hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1}
-    written["draft model"] = write_tiny_model(folder / "second", dtype="float64", seed=3, **small)
     written["one layer"] = write_one_layer(folder / "one layer", written["llama"])
     return written
 
@@ -240,7 +237,7 @@ def plain(targets: Targets, row: Mapping[str, Any]) -> Traces:
 def _num_bytes(row: Mapping[str, Any]) -> int:
     """KV of one longest sequence."""
     size = 24 * 8 if row["encoding"] == "none" else 24 + 8
-    layers = 2 + (row["drafter"] in MODEL_DRAFTERS or "eagle" in row["drafter"])
+    layers = 2 + (row["drafter"] in ("draft model", "one layer", "eagle chain", "eagle tree"))
     return 2 * layers * size * SLOTS_OF_ONE
 
 
@@ -274,8 +271,8 @@ def objects_of(targets: Targets, row: Mapping[str, Any], known: Traces) -> dict[
         objects["drafter"] = ODD[name](outputs, row["k"])
     elif name == "crashing":
         objects["drafter"] = ErringDrafter(outputs, 0.7, 1 + row["k"] % 3, row["k"])
-    elif name in MODEL_DRAFTERS:
-        objects["drafter"] = MODEL_DRAFTERS[name]
+    elif name == "one layer":
+        objects["drafter"] = Branching
     return objects
 
 
@@ -286,10 +283,10 @@ def check(targets: Targets, heads: Heads, row: Mapping[str, Any], **objects: Any
     if name in LOOKUPS:
         pytest.importorskip("pegboard_ngram")
         drafting |= {"name": name, "options": LOOKUPS[name]}
-    elif name in MODEL_DRAFTERS:
+    elif name == "one layer":
         drafting["model"] = str(targets[name])
     elif name in heads:
-        pytest.importorskip("pegboard_eagle")
+        pytest.importorskip(f"pegboard_{heads[name]['name']}")
         drafting |= heads[name]
     chosen = range(len(FEATURES))[slice(None) if row["batch"] > 3 else slice(row["turn"], None, 2)]
     texts, asked = requests(row["turn"], row["processors"])
@@ -327,26 +324,26 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_pairs_of_ways_to_speculate(
-    targets: Targets, eagle_heads: Heads, row: dict[str, Any]
+    targets: Targets, model_drafters: Heads, row: dict[str, Any]
 ) -> None:
-    check(targets, eagle_heads, row)
+    check(targets, model_drafters, row)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", SLOW_PAIRS, ids=str)
-def test_more_pairs(targets: Targets, eagle_heads: Heads, row: dict[str, Any]) -> None:
-    check(targets, eagle_heads, row)
+def test_more_pairs(targets: Targets, model_drafters: Heads, row: dict[str, Any]) -> None:
+    check(targets, model_drafters, row)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(NUM_RANDOM))
-def test_any_way_to_speculate(targets: Targets, eagle_heads: Heads, number: int) -> None:
+def test_any_way_to_speculate(targets: Targets, model_drafters: Heads, number: int) -> None:
     """What fails is run again by its row, which the failure shows."""
     seed = secrets.randbits(32)
     dice = random.Random(seed)
     row = {axis: dice.choice(values) for axis, values in AXES.items()}
     print(f"seed {seed}: {row}")
-    check(targets, eagle_heads, row)
+    check(targets, model_drafters, row)
 
 
 def test_every_field_of_a_request_is_among_the_features() -> None:
@@ -391,11 +388,13 @@ class Counting(Observer):
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_each_drafter_is_verified(targets: Targets, eagle_heads: Heads, drafter: str) -> None:
+def test_each_drafter_is_verified(targets: Targets, model_drafters: Heads, drafter: str) -> None:
     """What it guesses is compared with the target's tokens, and is right or wrong as its name says."""
     row = {axis: values[0] for axis, values in AXES.items()}
     counting = Counting()
-    check(targets, eagle_heads, row | {"drafter": drafter, "k": 4, "batch": 17}, observer=counting)
+    check(
+        targets, model_drafters, row | {"drafter": drafter, "k": 4, "batch": 17}, observer=counting
+    )
     assert counting.num_tried > (2 if drafter == "crashing" else 10)
     share = counting.num_accepted / counting.num_tried
     if drafter in ("right", "oracle"):
