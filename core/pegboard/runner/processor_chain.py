@@ -110,7 +110,8 @@ class ProcessorChain:
                 raise
             except BaseException as error:
                 if len(chosen) == 1:
-                    return {int(chosen[0]): _failure(name, error)}
+                    at = int(chosen[0])
+                    return {at: _failure(name, error, is_guess=bool(inputs.logit_nodes[at]))}
         failures: dict[int, str] = {}
         for at in chosen:
             failures |= self._run(name, logits, at[None], inputs)
@@ -142,6 +143,8 @@ class ProcessorChain:
         )
 
 
-def _failure(name: str, error: BaseException) -> str:
-    _log.warning("logits processor %r failed", name, exc_info=error)
+def _failure(name: str, error: BaseException, *, is_guess: bool = False) -> str:
+    # A matcher may raise at every wrong guess: that is no news.
+    level = logging.DEBUG if is_guess else logging.WARNING
+    _log.log(level, "logits processor %r failed", name, exc_info=error)
     return f"logits processor {name!r} failed: {described(error)}"

@@ -97,7 +97,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "preemption": tuple(PREEMPTION),
     "cache": ("none", "dict", "trie"),
     "turn": (0, 1),
-    "processors": ("none", "recomputable"),
+    "processors": ("none", "recomputable", "stateful"),
     "policy": ("fixed", "adaptive", "any"),
     "depth": (1, 2),
     "target": tuple(TARGETS),
@@ -136,6 +136,28 @@ class LastTwo(LogitsProcessor):
                     logits[i, after] = -torch.inf
 
 
+class Counting(LogitsProcessor):
+    """Its state is how often it was called for a row: it must be once for each token, in order."""
+
+    manifest: ClassVar = {"name": "counting", "promises": ["keeps_state"]}
+
+    def __init__(self) -> None:
+        self._called: dict[int, int] = {}
+
+    def admit(self, row: int, params: Mapping[str, Any]) -> None:
+        self._called[row] = 0
+
+    def release(self, row: int) -> None:
+        del self._called[row]
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> None:
+        for i, row in enumerate(rows):
+            called = self._called[row.row]
+            assert row.position == row.num_prompt_tokens + called
+            logits[i, (7 * called) % 500] += 6
+            self._called[row.row] += 1
+
+
 class AnyChoice(SpeculationPolicy):
     """Verifies and asks for as many nodes as chance wants."""
 
@@ -166,8 +188,14 @@ def prompts() -> list[tuple[int, ...]]:
 
 def requests(turn: int, processors: str) -> tuple[list[tuple[int, ...]], list[SamplingParams]]:
     """One for each feature, each with another prompt."""
-    own: dict[str, Any] = {} if processors == "none" else {"processors": {"last_two": {}}}
+    own: dict[str, Any] = {}
+    if processors == "recomputable":
+        own["processors"] = {"last_two": {}}
     asked = [SamplingParams(**{**COMMON, **own, **feature}) for feature in FEATURES]
+    if processors == "stateful":
+        # Some, so that those with drafts run beside them.
+        stateful: dict[str, Any] = {"processors": {"last_two": {}, "counting": {}}}
+        asked[1::3] = [msgspec.structs.replace(one, **stateful) for one in asked[1::3]]
     texts = prompts()
     return [(*texts[(3 * i + 5 * turn) % len(texts)], 400 + i) for i in range(len(asked))], asked
 
@@ -218,7 +246,7 @@ def config(targets: Targets, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def processors_of(row: Mapping[str, Any]) -> list[LogitsProcessor]:
-    return [LastTwo()]
+    return [LastTwo(), *([Counting()] if row["processors"] == "stateful" else [])]
 
 
 _plain: dict[tuple[Any, ...], Traces] = {}
@@ -373,7 +401,7 @@ def test_each_feature_matters(targets: Targets) -> None:
         assert (differences(given, same, tolerance=1e-5) != []) == matters, str(feature)
 
 
-class Counting(Observer):
+class Drafts(Observer):
     """Counts drafts."""
 
     def __init__(self) -> None:
@@ -391,12 +419,10 @@ class Counting(Observer):
 def test_each_drafter_is_verified(targets: Targets, model_drafters: Heads, drafter: str) -> None:
     """What it guesses is compared with the target's tokens, and is right or wrong as its name says."""
     row = {axis: values[0] for axis, values in AXES.items()}
-    counting = Counting()
-    check(
-        targets, model_drafters, row | {"drafter": drafter, "k": 4, "batch": 17}, observer=counting
-    )
-    assert counting.num_tried > (2 if drafter == "crashing" else 10)
-    share = counting.num_accepted / counting.num_tried
+    drafts = Drafts()
+    check(targets, model_drafters, row | {"drafter": drafter, "k": 4, "batch": 17}, observer=drafts)
+    assert drafts.num_tried > (2 if drafter == "crashing" else 10)
+    share = drafts.num_accepted / drafts.num_tried
     if drafter in ("right", "oracle"):
         assert share > 0.9
     elif drafter == "wrong":
