@@ -109,6 +109,7 @@ def drafter_context(
         target.shape,
         None if plan is None else plan.facts,
         () if plan is None else plan.groups,
+        () if plan is None else plan.num_blocks,
         None if plan is None else plan.shape,
         drafter=composition.parts["drafter"],
         models=models,

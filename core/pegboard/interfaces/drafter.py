@@ -63,6 +63,8 @@ class DrafterFacts:
             and for layers of one's own, the two vocabularies have to be of one size.
         quantizer: the quantizer of its model by name; `auto`: what the checkpoint says.
         slots: what its KV groups need to propose.
+        kept_a_block: numbers in the activation dtype that it keeps beside each block of its first KV
+            group, `DrafterContext.num_blocks` of them; they are counted with the block.
     """
 
     shape: ModelShape | Literal["registry"] | None = None
@@ -70,6 +72,7 @@ class DrafterFacts:
     maps_vocabulary: bool = False
     quantizer: str = "auto"
     slots: DraftSlots = DraftSlots()
+    kept_a_block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,7 @@ class DrafterContext:
         target_shape: the target.
         facts: those of `model`; None: the config names none.
         groups: KV groups of the drafter's own model, in the order of their block tables.
+        num_blocks: of each of them, block 0 included.
         shape: the drafter's own model; None: it has none. Of the same tokens the embeddings of two models
             may have different numbers of rows: what the target says may lie past the drafter's.
     """
@@ -173,6 +177,7 @@ class DrafterContext:
     target_shape: ModelShape | None = None
     facts: CheckpointFacts | None = None
     groups: tuple[KVGroup, ...] = ()
+    num_blocks: tuple[int, ...] = ()
     shape: ModelShape | None = None
 
     def unit(

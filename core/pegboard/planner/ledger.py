@@ -93,11 +93,7 @@ def account(
     models = tuple(
         msgspec.structs.replace(plan, layouts=_layouts(plan)) for plan in composition.models
     )
-    block_bytes = tuple(
-        len(group.layers) * sum(math.prod(spec.shape) * ITEM_BYTES[spec.dtype] for spec in layout)
-        for plan in models
-        for group, layout in zip(plan.groups, plan.layouts, strict=True)
-    )
+    block_bytes = _block_bytes(composition, models)
     memory = config.kv_cache.memory
     budget = _budget(memory, device, fixed)
     problem = _does_not_fit(fixed, budget, device)
@@ -270,6 +266,19 @@ def _layouts(plan: ModelPlan) -> tuple[tuple[TensorSpec, ...], ...]:
                 allowed=f"sizes from 1 on, and {', '.join(ITEM_BYTES)}",
             )
     return layouts
+
+
+def _block_bytes(composition: Composition, models: Sequence[ModelPlan]) -> tuple[int, ...]:
+    """Of a block of each group, with what the drafter keeps beside one of its first group's."""
+    num_bytes = [
+        len(group.layers) * sum(math.prod(spec.shape) * ITEM_BYTES[spec.dtype] for spec in layout)
+        for plan in models
+        for group, layout in zip(plan.groups, plan.layouts, strict=True)
+    ]
+    if len(models) > 1:
+        kept = composition.drafter.kept_a_block * ITEM_BYTES[composition.dtype]
+        num_bytes[len(models[0].groups)] += kept
+    return tuple(num_bytes)
 
 
 def _budget(memory: int | float | str, device: DeviceFacts, fixed: int) -> int:

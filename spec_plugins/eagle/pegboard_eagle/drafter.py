@@ -7,20 +7,21 @@ states and are void after the step; accepted tokens are computed again from the 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
 from pegboard.interfaces.drafter import Drafter, DrafterContext, Observation, OwnLayers, UnitTokens
-from pegboard.models.layers import LayerBuilder
+from pegboard.models.layers import DTYPES, LayerBuilder
 from pegboard.step import Drafts, Float32, Int32, RowAdmission
 from pegboard_eagle.features import Features
 from pegboard_eagle.layers import EagleLayers
 from pegboard_eagle.layout import layout_of
+from pegboard_eagle.nodes import Nodes, chains_of, drafts_of, offsets_of
 from pegboard_eagle.options import EagleOptions
+from pegboard_eagle.sampled import Sampling
 from pegboard_eagle.tree import ROOT, Pool, grow, roots
-
-Nodes = tuple[Int32, Int32, Float32]
-"""Tokens, parents and probabilities of a row's nodes."""
 
 
 class EagleDrafter(Drafter):
@@ -31,26 +32,33 @@ class EagleDrafter(Drafter):
         self._context = context
         self._options = options
         self._layout = layout_of(context.facts, context.target_shape, options)
-        self._features = Features(context.max_num_seqs, context.groups[0].block_size)
-        self._unit = context.unit(self._layout.shape, self._build)
+        shape, (group,) = self._layout.shape, context.groups
+        kept = torch.empty(0, shape.hidden_size, dtype=DTYPES[context.dtype], device=context.device)
+        self._features = Features(
+            context.max_num_seqs, context.num_blocks[0], group.block_size, kept
+        )
+        self._sampling = Sampling(context) if options.sampled else None
+        self._unit = context.unit(shape, self._build)
 
     def admit(self, admission: RowAdmission, block_tables: tuple[Int32, ...]) -> None:
         self._features.admit(admission, block_tables[0])
+        if self._sampling is not None:
+            self._sampling.admit(admission)
 
     def release(self, row: int, num_tokens: int) -> None:
-        self._features.release(row)
+        pass  # a row's next admission replaces what is kept of it
 
     def propose(self, seen: Observation) -> tuple[Drafts, Float32]:
         states = self._extend(seen)
         asked = np.flatnonzero(seen.propose)
         if not len(asked):
-            return _drafts(seen.rows[asked], [])
+            return drafts_of(seen.rows[asked], [])
         # The slot after the last known token's, which is not observed yet.
         ends = seen.positions[seen.offsets[1:][asked] - 1] + 2
         rows, num_nodes = seen.rows[asked], seen.propose[asked]
         if self._options.top_k == 1:
-            return _drafts(rows, self._chains(rows, ends, num_nodes, states))
-        return _drafts(rows, self._trees(rows, ends, num_nodes, states))
+            return self._chains(rows, ends, num_nodes, states)
+        return drafts_of(rows, self._trees(rows, ends, num_nodes, states))
 
     def _build(self, builder: LayerBuilder) -> OwnLayers:
         self._layers = EagleLayers(builder, self._layout, self._context)
@@ -75,45 +83,57 @@ class EagleDrafter(Drafter):
         some = counts > 0
         if not some.any():
             return features[:0]
-        offsets = _starts(counts[some])
+        offsets = offsets_of(counts[some])
         tokens = UnitTokens(seen.rows[some], offsets, starts[some], self._tensor(token_ids))
         states = self._run(tokens, sources[self._tensor(source)])
         return states[self._tensor(offsets[1:][seen.propose[some] > 0] - 1)]
 
     def _chains(
         self, rows: Int32, ends: Int32, num_nodes: Int32, states: torch.Tensor
-    ) -> list[Nodes]:
-        """The likeliest token, and again behind it."""
-        guesses: list[list[int]] = [[] for _ in rows]
-        probabilities: list[list[float]] = [[] for _ in rows]
-        going = np.arange(len(rows))
+    ) -> tuple[Drafts, Float32]:
+        """The likeliest token, or one that is drawn, and again behind it."""
+        going, least = np.arange(len(rows)), self._options.min_confidence
+        likelihoods = np.ones(len(rows), np.float32)
+        owners, token_ids, probabilities = [], [], []
         for depth in range(int(num_nodes.max())):
-            best, draft_ids = self._log_probs(states).max(dim=1)
-            token_ids = self._target_ids(draft_ids)
-            listed = zip(going.tolist(), token_ids.tolist(), best.exp().tolist(), strict=True)
-            for i, token, probability in listed:
-                guesses[i].append(token)
-                probabilities[i].append(probability)
-            more = num_nodes[going] > depth + 1
-            going = going[more]
+            tokens, found = self._guesses(rows[going], ends[going] + depth, states)
+            likelihoods = likelihoods * found
+            good = likelihoods >= least
+            owners.append(going[good])
+            token_ids.append(tokens.cpu().numpy()[good])
+            probabilities.append(found[good])
+            more = good & (num_nodes[going] > depth + 1)
+            if not more.all():
+                going, likelihoods = going[more], likelihoods[more]
+                on = self._tensor(np.flatnonzero(more))
+                tokens, states = tokens[on], states[on]
             if not len(going):
                 break
-            on = self._tensor(np.flatnonzero(more))
-            tokens = UnitTokens(
+            next_tokens = UnitTokens(
                 rows[going],
                 np.arange(len(going) + 1, dtype=np.int32),
                 (ends[going] + depth).astype(np.int32),
-                token_ids[on],
+                tokens,
             )
-            states = self._run(tokens, self._layers.fed_back(states[on]))
-        return [
-            (
-                np.array(guess, np.int32),
-                np.arange(ROOT, len(guess) - 1, dtype=np.int32),
-                np.array(probability, np.float32),
+            states = self._run(next_tokens, self._layers.fed_back(states))
+        return chains_of(rows, owners, token_ids, probabilities)
+
+    def _guesses(
+        self, rows: Int32, positions: Int32, states: torch.Tensor
+    ) -> tuple[torch.Tensor, Float32]:
+        """A token of the target's after each state, int64 [n], and the head's probability of it.
+
+        positions: int32 [n], of these tokens in their sequences.
+        """
+        logits = self._layers.logits(states)
+        if self._sampling is not None and self._sampling.draws(rows):
+            drawn, probabilities = self._sampling.draw(
+                rows, positions, logits, self._layers.target_ids
             )
-            for guess, probability in zip(guesses, probabilities, strict=True)
-        ]
+            return drawn, probabilities.cpu().numpy()
+        best, draft_ids = logits.max(dim=1)
+        probabilities = (best - logits.logsumexp(dim=1)).exp_().clamp_(max=1)
+        return self._target_ids(draft_ids), probabilities.cpu().numpy()
 
     def _trees(
         self, rows: Int32, ends: Int32, num_nodes: Int32, states: torch.Tensor
@@ -157,8 +177,10 @@ class EagleDrafter(Drafter):
         token_ids = self._target_ids(pool.token_ids).cpu().numpy().astype(np.int32)
         parents = pool.parents.cpu().numpy()
         probabilities = pool.log_probs.exp().cpu().numpy().astype(np.float32)
+        confidence = self._options.min_confidence
+        least = math.log(confidence) if confidence else -math.inf
         nodes = []
-        for i, best in enumerate(pool.best(num_nodes.tolist())):
+        for i, best in enumerate(pool.best(num_nodes.tolist(), least)):
             chosen = best.cpu().numpy()
             number = np.full(pool.scores.shape[1] + 1, ROOT, np.int32)
             number[chosen] = np.arange(len(chosen))
@@ -181,19 +203,3 @@ class EagleDrafter(Drafter):
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self._context.device)
-
-
-def _starts(counts: np.ndarray) -> Int32:
-    return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-
-
-def _drafts(rows: Int32, nodes: list[Nodes]) -> tuple[Drafts, Float32]:
-    """The nodes of rows, one row after the other."""
-    token_ids, parents, probabilities = zip(*nodes, strict=True) if nodes else ((), (), ())
-    drafts = Drafts(
-        rows=rows.astype(np.int32),
-        offsets=_starts(np.array([len(one) for one in token_ids], np.int64)),
-        token_ids=np.concatenate((np.empty(0, np.int32), *token_ids)),
-        parents=np.concatenate((np.empty(0, np.int32), *parents)),
-    )
-    return drafts, np.concatenate((np.empty(0, np.float32), *probabilities))

@@ -62,7 +62,9 @@ def describe(
         shape=layout.shape,
         taps=layout.taps,
         maps_vocabulary=D2T in layout.names,
+        quantizer=options.quantizer,
         slots=draft_slots(options),
+        kept_a_block=layout.shape.hidden_size,
     )
 
 
@@ -104,6 +106,11 @@ class _Reader:
         self._check_target()
         vocab_size = self._check_vocabulary(is_third=is_third)
         taps = self._third_taps() if is_third else (self.target.num_layers,)
+        if not is_third and self.config.hidden_size != self.target.hidden_size:
+            raise self.error(
+                f"hidden_size: {self.config.hidden_size}, and EAGLE-1's states stand for the target's, of"
+                f" {self.target.hidden_size}"
+            )
         if not is_third and (wrong := self.config.of_third()):
             raise self.error(f"config.json says {wrong}, and its tensors are of EAGLE-1")
         heads, kv_heads, head_dim = self.config.heads()

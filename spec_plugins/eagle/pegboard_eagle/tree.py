@@ -30,10 +30,14 @@ class Pool:
     log_probs: torch.Tensor
     scores: torch.Tensor
 
-    def best(self, num_nodes: list[int]) -> list[torch.Tensor]:
-        """For each row the nodes with the best scores, best first; of equal ones the earlier first."""
+    def best(self, num_nodes: list[int], least: float) -> list[torch.Tensor]:
+        """For each row the nodes with the best scores of those that have at least `least`, best first;
+        of equal ones the earlier first."""
         order = torch.sort(self.scores, dim=1, descending=True, stable=True).indices
-        return [one[:count] for one, count in zip(order, num_nodes, strict=True)]
+        good = (self.scores >= least).sum(dim=1).tolist()
+        return [
+            one[: min(count, most)] for one, count, most in zip(order, num_nodes, good, strict=True)
+        ]
 
 
 def roots(log_probs: torch.Tensor, top_k: int) -> Pool:
