@@ -48,7 +48,8 @@ _PRIORITY = "plugins/schedulers/tests/test_priority.py"
 _POLICIES = "plugins/schedulers/tests/test_policies.py"
 _BOUNDS = "plugins/schedulers/tests/test_bounds.py"
 _DRAFTS = "spec_plugins/ngram/tests/test_options.py"
-_TREES = "spec_plugins/eagle/tests/test_arithmetic.py::test_trees_are_those_of_eagle_2"
+_HEADS = "spec_plugins/eagle/tests/test_arithmetic.py"
+_TREES = f"{_HEADS}::test_trees_are_those_of_eagle_2"
 _DRAFT_MODEL = "spec_plugins/draft_model/tests/test_limits.py"
 _EXECUTORS = "plugins/executors/tests/test_engine.py"
 
@@ -59,6 +60,11 @@ SHOWN = {
         "spec_plugins/draft_model/tests/test_alone.py::test_greedy_guesses_are_the_likeliest_tokens"
     ),
     "drafter.eagle.depth": _TREES,
+    "drafter.eagle.min_confidence": (
+        f"{_HEADS}::test_nodes_are_proposed_as_long_as_their_path_is_likely"
+    ),
+    "drafter.eagle.quantizer": "spec_plugins/eagle/tests/test_refused.py::test_the_quantizer_is_the_heads",
+    "drafter.eagle.sampled": f"{_HEADS}::test_drawn_chains_have_the_noise_of_the_targets_tokens",
     "drafter.eagle.taps": "spec_plugins/eagle/tests/test_refused.py::test_taps_are_what_the_option_says",
     "drafter.eagle.top_k": _TREES,
     "drafter.ngram.max_tokens": f"{_DRAFTS}::test_the_older_half_is_forgotten_beyond_max_tokens",

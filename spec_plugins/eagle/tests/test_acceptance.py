@@ -83,7 +83,6 @@ def test_a_trained_head_is_accepted(prompts: list[list[int]], options: dict[str,
         "model": str(HEAD),
         "num_speculative_tokens": 3,
         "policy": "fixed",
-        "policy": "fixed",
         "options": options,
     }
     assert tokens_a_step(prompts, drafter, 80) >= LEAST

@@ -18,9 +18,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pegboard import Engine
 from pegboard.interfaces.drafter import DrafterContext, Observation, UnitTokens
 from pegboard.step import Drafts, Float32, Int32, RowAdmission
+from pegboard.testing.dict_cache import DictCache
 from pegboard.testing.invariance import Case, run_case, various_params, various_prompts
+from pegboard.testing.sample import Draw, reference_token
 from pegboard_eagle.drafter import EagleDrafter
 from pegboard_eagle.options import EagleOptions
 
@@ -240,8 +243,9 @@ def best_tree(
 
 @dataclass
 class Proposal:
-    """Nodes, and what they follow."""
+    """Nodes, and what they follow: the row's tokens, and as what it was admitted."""
 
+    row: RowAdmission
     tokens: list[int]
     taps: list[Mapping[int, torch.Tensor]]
     nodes: list[tuple[int, int, float]]
@@ -255,11 +259,14 @@ class Recorder(EagleDrafter):
         super().__init__(context, options)
         self.notes = notes
         self.tokens: dict[int, list[int]] = {}
+        self.rows: dict[int, RowAdmission] = {}
         self.has_extended = False
 
     def admit(self, admission: RowAdmission, block_tables: tuple[Int32, ...]) -> None:
         super().admit(admission, block_tables)
+        self.notes.num_missing = self._features.num_missing
         self.tokens[admission.row] = admission.token_ids.tolist()
+        self.rows[admission.row] = admission
 
     def propose(self, seen: Observation) -> tuple[Drafts, Float32]:
         try:
@@ -288,7 +295,9 @@ class Recorder(EagleDrafter):
             )
             tokens = list(self.tokens[row])
             taps = [self.notes.taps[tuple(tokens[: t + 1])] for t in range(len(tokens) - 1)]
-            self.notes.proposals.append(Proposal(tokens, taps, list(nodes), asked[row]))
+            self.notes.proposals.append(
+                Proposal(self.rows[row], tokens, taps, list(nodes), asked[row])
+            )
         return drafts, probabilities
 
     def _run(self, tokens: UnitTokens, hidden: torch.Tensor) -> torch.Tensor:
@@ -309,6 +318,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.wrong: list[str] = []
+        self.num_missing = 0
         self.taps: dict[tuple[int, ...], Mapping[int, torch.Tensor]] = {}
         self.proposals: list[Proposal] = []
         self.rows: list[tuple[tuple[int, ...], torch.Tensor]] = []
@@ -319,6 +329,18 @@ class Trees(EagleOptions):
 
     top_k: int = 3
     depth: int = 4
+
+
+class LikelyTrees(Trees):
+    min_confidence: float = 0.02
+
+
+class LikelyChains(EagleOptions):
+    min_confidence: float = 0.05
+
+
+class Drawn(EagleOptions):
+    sampled: bool = True
 
 
 class WideTrees(EagleOptions):
@@ -430,3 +452,85 @@ def test_a_tree_of_no_more_nodes_than_children_is_the_best_of_all(
     notes = play(target_folder, folder, 5, WideTrees)
     for proposal, rows in list(readings(notes, reading))[::3]:
         check_nodes(proposal, *best_tree(reading, rows, proposal.asked, 3))
+
+
+@pytest.mark.parametrize("options", [LikelyChains, LikelyTrees])
+def test_nodes_are_proposed_as_long_as_their_path_is_likely(
+    target_folder: Path,
+    read: Callable[[str], tuple[Path, Reading]],
+    options: type[EagleOptions],
+) -> None:
+    folder, reading = read("EAGLE-3")
+    notes = play(target_folder, folder, 6, options)
+    top_k, least = options().top_k, math.log(options().min_confidence)
+    lengths = set()
+    for proposal, rows in readings(notes, reading):
+        depth = proposal.asked if top_k == 1 else min(4, proposal.asked)
+        tree, every = eagle2(reading, rows, proposal.asked, depth, top_k)
+        likely = [node for node in every if tree.nodes[node].score >= least]
+        lengths.add(len(likely))
+        check_nodes(proposal, tree, likely)
+    assert len(lengths) > 2
+
+
+def test_drawn_chains_have_the_noise_of_the_targets_tokens(
+    target_folder: Path, read: Callable[[str], tuple[Path, Reading]]
+) -> None:
+    folder, reading = read("EAGLE-3")
+    notes = play(target_folder, folder, 3, Drawn)
+    num_sampled = 0
+    for proposal, rows in readings(notes, reading):
+        row, tree, parent = proposal.row, Tree(reading, rows), -1
+        num_sampled += row.temperature > 0
+        for depth, (token, _, probability) in enumerate(proposal.nodes):
+            log_probs = tree.children(parent)
+            logits = np.full(reading.embedding.shape[0], -np.inf, np.float32)
+            logits[reading.ids] = log_probs.numpy()
+            draw = Draw(
+                row.temperature,
+                row.top_k,
+                row.top_p,
+                row.min_p,
+                row.seed,
+                len(proposal.tokens) + depth,
+                row.index,
+            )
+            wanted, nearness = reference_token(logits, draw)
+            if nearness < 1e-4:
+                break
+            assert token == wanted
+            assert reading.ids is not None
+            draft_id = reading.ids.index(token)
+            heat = row.temperature or 1.0
+            likely = (log_probs / heat).softmax(dim=0)[draft_id].item()
+            assert probability == pytest.approx(likely, rel=1e-4)
+            parent = tree.add(parent, draft_id, log_probs[draft_id].item())
+    assert num_sampled > 20
+
+
+def test_a_warm_cache_has_every_feature_and_they_are_counted_with_the_blocks(
+    target_folder: Path, read: Callable[[str], tuple[Path, Reading]]
+) -> None:
+    folder, reading = read("EAGLE-3")
+    config = {
+        "model": str(target_folder),
+        "dtype": "float64",
+        "prefix_cache": "auto",
+        "kv_cache": {"block_size": 4, "memory": "8MiB"},
+        "max_model_len": 64,
+        "drafter": {"model": str(folder), "num_speculative_tokens": 3},
+    }
+    notes = Notes()
+    with Engine(config, drafter=recorder(EagleOptions, notes), prefix_cache=DictCache) as engine:
+        *_, size = engine.prepared.ledger.block_bytes
+        head = reading.head
+        feature = reading.embedding.shape[1]
+        assert size == 8 * (4 * 2 * head.kv_heads * head.head_dim + feature)
+        for length in (23, 23, 30):
+            engine.submit([*PROMPTS[3][:20], *range(7, 7 + length - 20)], PARAMS[0])
+            while engine.has_work():
+                engine.step()
+    hits = [proposal for proposal in notes.proposals if proposal.row.num_cached]
+    assert hits and notes.wrong == [] and notes.num_missing == 0
+    for proposal, rows in readings(notes, reading):
+        check_nodes(proposal, *eagle2(reading, rows, proposal.asked, proposal.asked, 1))

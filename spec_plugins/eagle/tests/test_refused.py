@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 from pegboard import Config, Engine
 from pegboard.errors import UserError
+from pegboard_eagle.options import EagleOptions
 
 Change = Callable[[dict[str, torch.Tensor], dict[str, Any]], object]
 """Changes a head's tensors and config."""
@@ -129,3 +131,23 @@ def test_a_missing_head_is_refused_with_what_makes_one(target_folder: Path, tmp_
         UserError, match=rf"train-eagle --model {target_folder} .*--out {tmp_path}/none"
     ):
         Engine(Config.from_values(config))
+
+
+def test_the_quantizer_is_the_heads(
+    target_folder: Path,
+    heads: Mapping[str, Any],
+    write: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    folder = write(tmp_path / "h", heads["EAGLE-3"])
+    drafter = {"name": "eagle", "model": str(folder), "num_speculative_tokens": 2}
+    config = {"model": str(target_folder), "drafter": {**drafter, "options": {"quantizer": "int8"}}}
+    with Engine(Config.model_validate(config)) as engine:
+        models = engine.prepared.composition.models
+    quantizers = [plan.parts["quantizer"].name for plan in models]
+    assert quantizers == ["none", "int8"]
+
+
+def test_trees_are_not_drawn() -> None:
+    with pytest.raises(ValidationError, match="top_k"):
+        EagleOptions(sampled=True, top_k=2)
