@@ -270,6 +270,13 @@ def test_a_run_that_was_broken_off_ends_like_one_that_was_not(
     assert epochs_of(tmp_path / "head") == epochs_of(trained)
 
 
+def test_threads_may_differ_from_run_to_run(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(Broken):
+        train_head(job_of(model, tmp_path / "head"), BreaksOff("closed-form start, tokens", 0))
+    config = {"model": str(model), "threads": 2}
+    train_head(job_of(model, tmp_path / "head", config=config), TinyCommandContext())
+
+
 def copied(folder: Path, to: Path) -> Path:
     shutil.copytree(folder, to)
     return to

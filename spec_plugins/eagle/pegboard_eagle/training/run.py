@@ -168,7 +168,7 @@ class _Run:
         """Everything that answers depend on."""
         return {
             "model": fingerprint,
-            "settings": digest(dict(self.job.config)),
+            "settings": digest({**self.job.config, "threads": None}),
             "data": digest(list(prompts.items())),
             "max-tokens": self.job.max_tokens,
             "temperature": self.job.temperature,
