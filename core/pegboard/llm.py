@@ -135,7 +135,8 @@ class Engine:
 
         Args:
             speculative: `off`: no drafts; `{"num_speculative_tokens": n}`: at most so many at a time, and
-                never more than the config allows. None: as many as that. No token depends on it.
+                never more than the config allows. None: as many as that. Under exact verification no token
+                depends on it.
 
         Raises:
             RequestError: it cannot be honoured.

@@ -142,7 +142,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         prefix_cache: `on`: the request uses cached prefixes, and its own are cached; `read_only`: it
             only uses them; `off`: neither.
         speculative: most draft tokens that a step may verify, and a drafter propose, with a sequence; 0:
-            none; None: what the config says, which is never exceeded. No token depends on it.
+            none; None: what the config says, which is never exceeded. Under exact verification no token
+            depends on it.
         arrival: seconds of a monotonic clock; the engine fills it in when it is 0.
     """
 

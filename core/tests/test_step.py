@@ -49,6 +49,7 @@ BATCH = StepBatch(
             num_cached=2,
             tenant="a",
             salt="ü",
+            speculative=3,
         ),
     ),
     groups=(

@@ -123,7 +123,8 @@ class GenerationBody(Body):
         prefix_cache: `read_only`: KV computed before is used, and this request's is not kept for
             others; `off`: neither.
         speculative: `off`: no drafts; `{"num_speculative_tokens": n}`: at most so many at a time. A hint:
-            more than the config allows are not used, and no token of the answer depends on it.
+            more than the config allows are not used, and under exact verification no token of the answer
+            depends on it.
         logit_bias: token id, as text, to a number.
         priority: lower runs earlier, where the scheduler heeds it.
         processors: logits processor's name to its parameters.

@@ -12,7 +12,7 @@ from pegboard.bench.charts import linear_axis, logarithmic_axis
 from pegboard.bench.exchange import Record
 from pegboard.bench.page import page
 from pegboard.bench.report import Measured, result
-from pegboard.bench.server_metrics import Histogram, Watched
+from pegboard.bench.server_metrics import Drafts, Histogram, Watched
 
 SETTINGS = {
     "date": "20260101-000000",
@@ -92,6 +92,16 @@ def test_all_four_plots_have_axes_with_units_and_ticks() -> None:
     for name, labels in FIGURES.items():
         assert set(labels) <= set(charts[name]), name
         assert len(charts[name]) >= 6, name
+
+
+def test_drafts_are_told_where_there_were_some() -> None:
+    drafts = Drafts(4, 12, 6, (1.0, 0.5, 0.0), tokens_per_step=2.2, chosen=2.4)
+    text = page(found(Watched(drafts=drafts)))
+    assert "4 verified, of 3.00 tokens (mean); 2.40 a step and sequence, which gave 2.20" in text
+    assert "100 50 0 % of drafts" in text
+    of_vllm = page(found(Watched(drafts=Drafts(4, 12, 6, ()))))
+    assert "4 verified, of 3.00 tokens (mean)" in of_vllm and "which gave" not in of_vllm
+    assert "verified, of" not in page(found())
 
 
 def test_the_table_has_every_statistic_of_every_latency() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard import Engine, SamplingParams
+from pegboard import LLM, Engine, SamplingParams
 from pegboard.errors import RequestError
 from pegboard.interfaces.drafter import Drafter, Observation
 from pegboard.request import SequenceDelta
@@ -147,6 +147,17 @@ def test_without_a_drafter_it_is_a_hint(config: dict[str, Any], plain: Tokens) -
     with Engine(config) as engine:
         deltas = run(engine, ["off", {"num_speculative_tokens": 3}, {}])
     assert answers(deltas) == answers(plain)
+
+
+def test_offline_generation_takes_it_for_all_prompts(config: dict[str, Any]) -> None:
+    settings = {**config, "drafter": "ngram"}
+    with LLM(settings.pop("model"), show_progress=False, **settings) as llm:
+
+        def answer(word: Any) -> list[tuple[int, ...]]:
+            results = llm.generate(PROMPTS, PARAMS, speculative=word)
+            return [output.token_ids for result in results for output in result.outputs]
+
+        assert answer("off") == answer({"num_speculative_tokens": 1}) == answer(None)
 
 
 @pytest.mark.parametrize("word", ["on", True, {"num_speculative_tokens": True}, {"k": 1}])
