@@ -86,7 +86,7 @@ class Speculation:
             num_rows=len(entries),
             num_tokens=plan.num_tokens,
             num_verified=sum([entry.verify for entry in entries]),
-            num_asked=sum([entry.propose for entry in entries]),
+            num_asked=max([entry.propose for entry in entries]),
             step_s=result.forward_s + result.sampling_s,
             draft_s=result.drafting_s,
         )

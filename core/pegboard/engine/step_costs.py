@@ -22,6 +22,10 @@ _PACE_WINDOW = 8
 _NO_SCATTER = 1.25
 """Mean deviation that is a change of pace, in mean absolute deviations of single measurements."""
 
+_SPREAD = 1.25
+"""Standard error of one measurement, in mean absolute deviations. What few measurements said is taken to be
+longer by the standard error of their mean, lest the luckiest of many sizes be taken for the best."""
+
 _MOST_OFF = 0.4
 """Most that one measurement counts for, as the logarithm of its ratio to the mean."""
 
@@ -61,10 +65,10 @@ class MeasuredCosts:
     def draft_s(self, num_nodes: int) -> float:
         if not self._drafting:
             return 0.0
-        # Where there were never about as many rows: as many nodes a row, of the nearest number of rows.
+        # Where there were never about as many rows, of the nearest number of rows.
         wanted = _power(self._num_rows)
         power = min(self._drafting, key=lambda known: abs(known - wanted))
-        return self._drafting[power].seconds(num_nodes * 2.0 ** (power - wanted))
+        return self._drafting[power].seconds(num_nodes)
 
     def note(
         self,
@@ -80,7 +84,7 @@ class MeasuredCosts:
         Args:
             num_rows: that computed.
             num_tokens: in all, `num_verified` draft nodes included.
-            num_asked: nodes that the drafter was asked for.
+            num_asked: most nodes that the drafter was asked for of a row.
         """
         decodes = num_tokens - num_verified == num_rows
         (self._decoding if decodes else self._mixed).note(num_tokens, step_s)
@@ -133,7 +137,11 @@ class _Curve:
     def points(self) -> tuple[list[float], list[float]]:
         """Sizes, and their seconds, none less than those of a lesser size."""
         means = [self._means[each] for each in sorted(self._means)]
-        seconds = [math.exp(self._pace + mean.log) for mean in means]
+        doubt = _SPREAD * self._scatter
+        seconds = [
+            math.exp(self._pace + mean.log + doubt / math.sqrt(min(mean.num, _WINDOW)))
+            for mean in means
+        ]
         _make_monotone(seconds, [min(mean.num, _WINDOW) for mean in means])
         return [mean.size for mean in means], seconds
 

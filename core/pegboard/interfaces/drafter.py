@@ -283,7 +283,8 @@ class Drafter(ABC):
         """Draft nodes for the next step, and the drafter's probability of each node.
 
         Nodes are proposed for rows in `seen`, each row once, at most `seen.propose` of them; tokens are
-        the target's; probabilities are from 0 to 1. Where the attention backend has no `query_mask`, of a
+        the target's; probabilities are from 0 to 1. A step may verify the first of a row's nodes alone, so
+        the likeliest paths stand first. Where the attention backend has no `query_mask`, of a
         tree only the path of first children is kept."""
 
 

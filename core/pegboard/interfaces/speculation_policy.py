@@ -81,8 +81,8 @@ class StepCosts(Protocol):
         """The same of each number of tokens from the first to the last."""
 
     def draft_s(self, num_nodes: int) -> float:
-        """Seconds of drafting in a step with about as many rows as this one that asks for so many nodes,
-        those of all rows. 0 nodes: of observing alone."""
+        """Seconds of drafting in a step with about as many rows as this one that asks for so many nodes of
+        a row, the one of which it asks for most. 0 nodes: of observing alone."""
 
 
 class SpeculationPolicy(ABC):

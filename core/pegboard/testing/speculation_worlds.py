@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -115,21 +114,24 @@ class Measured(StepCosts, Protocol):
         step_s: float,
         draft_s: float,
     ) -> None:
-        """A step was run: its rows, tokens, nodes verified and asked for, and what it took."""
+        """A step was run: its rows, tokens, nodes verified, most nodes asked for of a row, and what it
+        took."""
 
 
 @dataclass
 class Row:
-    """One row's drafts: its nodes, and for each the child that is right, if one is."""
+    """One row's drafts: its nodes, each one's chance to be accepted, and its child that is right, if one
+    is."""
 
     num_tried: int = 0
     num_accepted: int = 0
     parents: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
     right: dict[int, int] = field(default_factory=dict)
 
-    def verify(self, num_nodes: int) -> int:
-        """Nodes accepted, of the first so many."""
+    def verify(self, num_nodes: int) -> float:
+        """Verifies the first so many nodes. Returns how many were to be expected to be accepted."""
         at, num_accepted = -1, 0
         while at in self.parents[:num_nodes]:
             self.num_tried += 1
@@ -138,14 +140,14 @@ class Row:
                 break
             num_accepted += 1
         self.num_accepted += num_accepted
-        return num_accepted
+        return sum(self.chances[:num_nodes])
 
 
 @dataclass
 class Ran:
-    """One step: tokens and seconds, nodes verified and asked for."""
+    """One step: tokens to expect and seconds, without chance and noise; nodes verified and asked for."""
 
-    tokens: int
+    tokens: float
     seconds: float
     verified: int
     asked: int
@@ -164,18 +166,14 @@ def run(world: World, policy: SpeculationPolicy, num_steps: int, costs: Measured
             assert 0 <= verify <= view.num_drafts and 0 <= propose <= world.most
         verified = sum(choice.verify for choice in choices)
         asked = sum(choice.propose for choice in choices)
-        accepted = sum(row.verify(choice.verify) for row, choice in zip(rows, choices, strict=True))
+        expected = sum(row.verify(choice.verify) for row, choice in zip(rows, choices, strict=True))
         longest = max(choice.propose for choice in choices)
         num_tokens = world.num_rows + verified
-        step_s, draft_s = (
-            seconds * math.exp(dice.normal(0, world.noise))
-            for seconds in (
-                world.step_s(num_tokens),
-                world.draft_s(world.num_rows, longest, asked),
-            )
-        )
-        costs.note(world.num_rows, num_tokens, verified, asked, step_s, draft_s)
-        ran.append(Ran(world.num_rows + accepted, step_s + draft_s, verified, asked))
+        step_s = world.step_s(num_tokens)
+        draft_s = world.draft_s(world.num_rows, longest, asked)
+        late, later = np.exp(dice.normal(0, world.noise, 2)).tolist()
+        costs.note(world.num_rows, num_tokens, verified, longest, step_s * late, draft_s * later)
+        ran.append(Ran(world.num_rows + expected, step_s + draft_s, verified, asked))
         for number, (row, choice) in enumerate(zip(rows, choices, strict=True)):
             num_nodes = choice.propose if dice.random() < world.gives else 0
             _draft(row, world, num_nodes, world.chance(number, step), dice)
@@ -216,21 +214,24 @@ def _draft(
 ) -> None:
     """New nodes, the likeliest paths first, and which of them are right."""
     guesses = [chance, (1 - chance) / 2] if world.makes_trees else [chance]
-    row.parents, chances, row.right = [], [], {}
+    row.parents, row.chances, row.right = [], [], {}
+    own_chances = []
     count = itertools.count()
     heap = [(-guess, next(count), -1, guess) for guess in guesses]
+    heapq.heapify(heap)
     while len(row.parents) < num_nodes:
         path, _, parent, own = heapq.heappop(heap)
         node = len(row.parents)
         row.parents.append(parent)
-        chances.append(own)
+        own_chances.append(own)
+        row.chances.append(-path)
         for guess in guesses:
             heapq.heappush(heap, (path * guess, next(count), node, guess))
     for parent in set(row.parents):
         point = dice.random()
         for node in (node for node, other in enumerate(row.parents) if other == parent):
-            if 0 <= point < chances[node]:
+            if 0 <= point < own_chances[node]:
                 row.right[parent] = node
-            point -= chances[node]
+            point -= own_chances[node]
     says = CONFIDENCES[world.says]
-    row.confidences = [says(own) for own in chances]
+    row.confidences = [says(own) for own in own_chances]

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pegboard.builtin.adaptive.acceptance import Calibration, Floats, Ints
 from pegboard.builtin.adaptive.drafted import Drafted
-from pegboard.builtin.adaptive.rows import RowStates
 from pegboard.interfaces.speculation_policy import StepCosts
+
+PLAN_STEPS = 8
+"""Steps that a plan holds for, while there are about as many rows."""
 
 _NUM_RECENT = 64
 """Drafts of late that tell what to expect of the next ones."""
 
-_MOST_A_STEP = 8
+_MOST_A_STEP = 4
 """Drafts of one step that are kept as recent ones."""
+
+_WINDOW = 10
+"""Steps with drafts that recent ones are remembered for."""
 
 _NUM_ODDS = 8
 """Rows are taken together whose odds are alike: so many classes better than all, and as many worse."""
 
-_WINDOW = 10
-"""Steps that ask for drafts, which recent drafts are remembered for."""
+_LEAST_WORTH = np.array([1e-9, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+"""A plan lets steps verify what is worth more than one of these."""
 
 _FLAT = 0.003
-"""Part of the rate that is given away for drafts: among those that are made, steps can choose."""
-
-_PLAN_STEPS = 8
-"""Steps that a plan holds for, while there are about as many rows."""
+"""Part of the rate that is given away for drafts: of those that are made, a step may choose."""
 
 
 class Planner:
@@ -39,12 +42,11 @@ class Planner:
         self.rate = 0.0
         self._most = most
         self._calibration = calibration
-        self._price = 0.0
-        self._asked = np.full(2 * _NUM_ODDS + 1, most, np.int64)
+        self._asked: Ints = np.full(2 * _NUM_ODDS + 1, most, np.int64)
         self._age = 0
         self._num_rows = 0
-        self._num_recent = 0
-        shape = (_NUM_RECENT, most)
+        self._num_seen = 0
+        shape = _NUM_RECENT, most
         self._recent = Drafted(
             counts=np.zeros(_NUM_RECENT, np.int64),
             classes=np.zeros(shape, np.int64),
@@ -55,107 +57,103 @@ class Planner:
         self._is_cut = np.zeros(_NUM_RECENT, np.bool_)
         self._weights = np.zeros(_NUM_RECENT)
 
-    def see(self, held: Drafted, rows: RowStates, slots: Ints, holding: list[int]) -> None:
+    def is_due(self, num_rows: int) -> bool:
+        """A step of so many rows comes: whether the plan is old, or was for another number."""
+        self._age += 1
+        return self._age >= PLAN_STEPS or 8 * abs(num_rows - self._num_rows) >= self._num_rows
+
+    def see(self, drafts: Drafted, asked: Ints, places: Ints) -> None:
         """Keeps some of the drafts that were made since the last step, and of the rows that were asked
-        for some and got none."""
-        asked = rows.asked[slots]
-        place = np.full(len(slots), -1)
-        place[holding] = np.arange(len(holding))
-        some = np.flatnonzero(asked)
+        for some and got none.
+
+        Args:
+            asked: int64 [R], of each row.
+            places: int64 [R], its place among the drafts; -1: it got none.
+        """
+        (some,) = asked.nonzero()
+        if not len(some):
+            return
         if len(some) > _MOST_A_STEP:
-            some = np.roll(some, self._num_recent)[:_MOST_A_STEP]
-        if len(some):
-            self._weights *= 1 - 1 / _WINDOW
+            some = some[(self._num_seen + np.arange(_MOST_A_STEP)) % len(some)]
+        recent = self._recent
+        assert recent.depths is not None
+        self._weights *= 1 - 1 / _WINDOW
         for index in some.tolist():
-            at, of = self._num_recent % _NUM_RECENT, int(place[index])
-            self._num_recent += 1
-            recent = self._recent
+            at, place = self._num_seen % _NUM_RECENT, int(places[index])
+            self._num_seen += 1
             self._weights[at] = 1.0
-            recent.shares[at] = 0.0
-            recent.counts[at] = 0
-            if of >= 0:
-                recent.counts[at] = held.counts[of]
-                recent.classes[at] = held.classes[of]
-                recent.depths[at] = held.depths[of]
-                recent.shares[at] = held.shares[of]
+            recent.counts[at] = drafts.counts[place] if place >= 0 else 0
             self._is_cut[at] = recent.counts[at] == asked[index] < self._most
+            if place < 0:
+                recent.shares[at] = 0.0
+                continue
+            recent.classes[at] = drafts.classes[place]
+            recent.shares[at] = drafts.shares[place]
+            recent.depths[at] = (
+                np.arange(self._most) if drafts.depths is None else drafts.depths[place]
+            )
 
     def plan(self, odds: Floats, costs: StepCosts) -> None:
-        """Plans anew where the last plan is old, or was for another number of rows."""
-        self._age += 1
-        if self._age < _PLAN_STEPS and 8 * abs(len(odds) - self._num_rows) < self._num_rows:
-            return
+        """Plans for steps of rows of these odds: how many nodes of each to ask for, and from which worth on
+        they would be verified."""
         self._age, self._num_rows = 0, len(odds)
         kinds, num_of_kind = np.unique(_kinds(odds), return_counts=True)
-        gains, verified = self._expected(2.0 ** ((kinds - _NUM_ODDS) / 2))
-        net = (gains - self._price * verified).ravel()
-        many = np.repeat(num_of_kind, self._most)
-        order = np.argsort(-net, kind="stable")
-        gain = _sums((gains.ravel() * many)[order])
-        more = _sums((verified.ravel() * many)[order])
-        asked = _sums(many[order].astype(np.float64))
-        sizes = np.arange(int(more[-1]) + 2)
-        steps = np.interp(more, sizes, self.step_seconds(costs, len(odds), len(sizes) - 1))
-        drafting = np.array([costs.draft_s(int(nodes)) for nodes in asked])
-        if steps[0] + drafting[0] <= 0:
+        worth, weights = self._expected(2.0 ** ((kinds - _NUM_ODDS) / 2))
+        order = np.argsort(-(weights @ worth).ravel(), kind="stable")
+        many = np.repeat(num_of_kind, self._most)[order]
+        asked = np.concatenate(([0], np.maximum.accumulate(order % self._most + 1)))
+        draft_s = np.array([costs.draft_s(nodes) for nodes in range(self._most + 1)])[asked]
+        most_s = costs.steps_s(len(odds), len(odds) * (self._most + 1))
+        if most_s[0] + draft_s[0] <= 0:
             return
-        # Of what is made, a step may verify less.
-        rates = (len(odds) + gain) / (steps + drafting[:, None])
-        rates[np.triu_indices(len(gain), 1)] = 0.0
+        pays = worth >= _LEAST_WORTH[:, None, None, None]
+        gain = _sums((weights @ (worth * pays)).reshape(len(pays), -1)[:, order] * many)
+        more = _sums((weights @ pays).reshape(len(pays), -1)[:, order] * many)
+        step_s = np.interp(more, np.arange(len(most_s)), most_s)
+        rates = ((len(odds) + gain) / (step_s + draft_s)).max(axis=0)
         self.rate = float(rates.max())
-        made = int(np.flatnonzero(rates.max(axis=1) >= (1 - _FLAT) * self.rate)[-1])
-        best = int(np.argmax(rates[made]))
-        chosen = order[:made] // self._most
-        self._asked = np.full(len(self._asked), 0)
-        self._asked[kinds] = np.bincount(chosen, minlength=len(kinds))
-        if _NUM_ODDS not in kinds:  # of rows that nothing is known of
-            nearest = int(np.argmin(np.abs(kinds - _NUM_ODDS)))
-            self._asked[_NUM_ODDS] = self._asked[kinds[nearest]]
-        width = max(1.0, len(odds) / 4)
-        ends = np.interp([more[best], more[best] + width], more, steps)
-        slope = (ends[1] - ends[0]) / width
-        if more[best] + width > more[-1]:
-            ahead = costs.step_s(len(odds) + int(more[best] + width) + 1)
-            slope = (ahead - steps[best]) / (int(width) + 1)
-        self._price = self.rate * max(0.0, float(slope))
+        made = int((rates >= (1 - _FLAT) * self.rate).nonzero()[0][-1])
+        self._ask_for(kinds, np.bincount(order[:made] // self._most, minlength=len(kinds)))
 
-    def ask(self, odds: Floats) -> Ints:
-        """How many nodes to ask for each row."""
+    def asked_of(self, odds: Floats) -> Ints:
+        """How many nodes to ask for each row of these odds."""
         return self._asked[_kinds(odds)]
 
-    def step_seconds(self, costs: StepCosts, num_tokens: int, num_more: int) -> Floats:
-        """Seconds of steps of so many tokens and 0 to `num_more` more."""
-        return np.asarray(costs.steps_s(num_tokens, num_tokens + num_more))
+    def _ask_for(self, kinds: Ints, numbers: Ints) -> None:
+        """So many nodes for rows of each kind; for kinds of which there was no row, as the nearest."""
+        every = np.arange(len(self._asked))
+        nearest = np.abs(every[:, None] - kinds).argmin(axis=1)
+        self._asked = numbers[nearest]
 
     def _expected(self, odds: Floats) -> tuple[Floats, Floats]:
-        """Of each node that a row of such odds might be asked for, the acceptances to expect and the share
-        that would be verified: [kinds of odds, most]."""
-        if not self._num_recent:
-            ones = np.ones((len(odds), self._most))
-            return ones, ones
-        num = min(self._num_recent, _NUM_RECENT)
-        worth = self._recent.worth(self._calibration, odds[:, None])[:, :num]
+        """What nodes would be worth, of rows of such odds, if the next drafts were those of late:
+        [kinds of odds, drafts, most], and how much each of these drafts counts."""
+        if not self._num_seen:
+            return np.ones((len(odds), 1, self._most)), np.ones(1)
+        num = min(self._num_seen, _NUM_RECENT)
+        worth = self._recent.worth(self._calibration, odds[:, None])
+        worth = np.broadcast_to(worth, (len(odds), *worth.shape[-2:]))[:, :num].copy()
         is_cut = self._is_cut[:num]
         if is_cut.any():
-            self._go_on(worth, is_cut, self._recent.counts[:num])
-        pays = worth >= max(self._price, 1e-9)
-        weights = self._weights[:num] / self._weights[:num].sum()
-        return weights @ (worth * pays), weights @ pays
+            _go_on(worth, is_cut, self._recent.counts[:num])
+        return worth, self._weights[:num] / self._weights[:num].sum()
 
-    def _go_on(self, worth: Floats, is_cut: np.ndarray, counts: Ints) -> None:
-        """Where fewer nodes were asked for, further ones would have gone on as the last ones did."""
-        for node in range(1, self._most):
-            unknown = is_cut & (counts <= node)
-            before = worth[:, unknown, node - 1]
-            above = worth[:, unknown, node - 2] if node > 1 else np.ones_like(before)
-            worth[:, unknown, node] = before * before / np.maximum(above, 1e-9)
+
+def _go_on(worth: Floats, is_cut: NDArray[np.bool_], counts: Ints) -> None:
+    """Where fewer nodes were asked for, further ones would have gone on as the last ones did."""
+    for node in range(1, worth.shape[2]):
+        unknown = is_cut & (counts <= node)
+        before = worth[:, unknown, node - 1]
+        above = worth[:, unknown, node - 2] if node > 1 else np.ones_like(before)
+        worth[:, unknown, node] = before * before / np.maximum(above, 1e-9)
 
 
 def _kinds(odds: Floats) -> Ints:
-    kinds: Ints = np.clip(np.rint(2 * np.log2(odds)), -_NUM_ODDS, _NUM_ODDS).astype(np.int64)
-    return kinds + _NUM_ODDS
+    kinds: Ints = np.rint(2 * np.log2(odds)).astype(np.int64) + _NUM_ODDS
+    return np.minimum(np.maximum(kinds, 0), 2 * _NUM_ODDS)
 
 
-def _sums(values: Floats) -> Floats:
-    """Of the first 0, 1, 2 ... values."""
-    return np.concatenate(([0.0], np.cumsum(values)))
+def _sums(values: Floats | Ints) -> Floats:
+    """Of the first 0, 1, 2 ... values along the last axis."""
+    sums = np.cumsum(values, axis=-1)
+    return np.concatenate((np.zeros((*sums.shape[:-1], 1)), sums), axis=-1)

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pegboard.builtin.adaptive.acceptance import Calibration, Floats, Ints
+from pegboard.builtin.adaptive.acceptance import Calibration, Floats, Ints, Sharpness
 from pegboard.builtin.adaptive.drafted import Drafted, drafted
 from pegboard.builtin.adaptive.planning import Planner
 from pegboard.builtin.adaptive.probing import Probing
-from pegboard.builtin.adaptive.rows import RowStates
+from pegboard.builtin.adaptive.rows import Outcome, RowStates, Shown
+from pegboard.builtin.adaptive.sizing import Sizing
 from pegboard.interfaces.speculation_policy import (
     Choice,
     DraftView,
@@ -24,7 +25,12 @@ from pegboard.interfaces.speculation_policy import (
     StepCosts,
 )
 
-_NOTHING = Choice(0, 0)
+_LEARN_STEPS = 4
+"""Steps whose outcomes are learned from at once, which saves the host's time."""
+
+
+_LEAST_WORTH = 0.02
+"""Chance of a node that is verified. What a node costs is seldom known to be less."""
 
 
 class AdaptivePolicy(SpeculationPolicy):
@@ -32,62 +38,96 @@ class AdaptivePolicy(SpeculationPolicy):
 
     def __init__(self, context: SpeculationContext) -> None:
         self._most = context.num_speculative_tokens
-        self._calibration = Calibration()
+        self._calibration = Calibration(self._most)
+        self._sharpness = Sharpness()
         self._rows = RowStates(self._most)
         self._planner = Planner(self._most, self._calibration)
+        self._sizing = Sizing()
         self._probing = Probing(self._most)
+        self._outcomes: list[Outcome] = []
+        self._num_steps = 0
+        self._resting: list[Choice] = []
 
     def choose(self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts) -> list[Choice]:
-        if not self._most:
-            return [_NOTHING] * len(rows)
-        slots = self._rows.slots(rows)
-        self._learn(rows, slots)
-        holding = [index for index, row in enumerate(rows) if row.num_drafts]
-        held = drafted([rows[index] for index in holding], self._most)
-        self._planner.see(held, self._rows, slots, holding)
-        odds = self._rows.odds.of(slots)
-        self._rows.odds.fade(1)
-        self._planner.plan(odds, costs)
+        if not self._most or not rows:
+            return [Choice(0, 0)] * len(rows)
+        self._num_steps += 1
+        is_due = self._planner.is_due(len(rows))
+        if not is_due and self._rests(rows):
+            return self._resting
+        shown = Shown(rows, self._most)
+        slots = self._rows.slots(shown)
+        self._learn(shown, slots, is_due)
+        (holding,) = (shown.held > 0).nonzero()
+        holders = [rows[index] for index in holding.tolist()]
+        power = self._sharpness.power
+        drafts = drafted(holders, shown.held[holding], self._most, power)
+        places = np.full(len(rows), -1)
+        places[holding] = np.arange(len(holding))
+        self._planner.see(drafts, self._rows.asked[slots], places)
+        odds = self._rows.odds.values[slots]
+        if is_due:
+            self._planner.plan(odds, costs)
         verify = np.zeros(len(rows), np.int64)
-        if holding and tokens_left > 0:
-            verify[holding] = self._worthwhile(rows, holding, held, odds, tokens_left, costs)
-        propose = self._planner.ask(odds)
-        self._probing.probe(rows, slots, verify, propose, tokens_left, costs, self._planner)
-        self._rows.remember(rows, slots, verify, propose, holding, held)
+        if len(holding) and tokens_left > 0:
+            verify[holding] = self._worthwhile(drafts, odds[holding], tokens_left, costs)
+        propose = np.minimum(self._planner.asked_of(odds), np.maximum(shown.limit, 0))
+        self._resting = [Choice(0, number) for number in propose.tolist()]
+        step_s = costs.step_s(costs.num_tokens)
+        self._sizing.save(step_s, self._num_steps)
+        self._probing.save(step_s, self._num_steps)
+        self._num_steps = 0
+        self._probing.probe(shown, slots, verify, propose, tokens_left, costs)
+        if costs.num_tokens == len(rows):  # no prompt's chunk
+            self._sizing.visit(len(rows) + int(verify.sum()))
+        self._rows.asked[slots] = propose
+        if len(holding):
+            self._rows.remember(slots[holding], drafts, verify[holding])
+        if drafts.depths is not None:
+            for index, row in zip(holding.tolist(), holders, strict=True):
+                self._rows.remember_tree(int(slots[index]), row, int(verify[index]), power)
         return list(map(Choice, verify.tolist(), propose.tolist()))
 
-    def _learn(self, rows: Sequence[DraftView], slots: Ints) -> None:
+    def _rests(self, rows: Sequence[DraftView]) -> bool:
+        """Whether there is nothing to decide, and nothing to learn."""
+        return (
+            len(rows) == len(self._resting)
+            and not self._rows.awaits
+            and not self._probing.is_open
+            and not any(row.num_drafts for row in rows)
+        )
+
+    def _learn(self, shown: Shown, slots: Ints, is_due: bool) -> None:
         """Takes the outcome of what was verified last."""
-        seen = self._rows.outcome(rows, slots)
-        if seen is None:
-            return
-        self._probing.note(seen, self._planner.rate)
-        depths = np.arange(self._most)
-        was_tried = depths < seen.tried[:, None]
-        row, depth = np.nonzero(was_tried & (seen.classes >= 0))
-        classes = seen.classes[row, depth]
-        expected = np.zeros(was_tried.shape)
-        expected[row, depth] = self._calibration.of(seen.classes)[row, depth]
-        self._calibration.note(depth, classes, depth < seen.accepted[row])
-        self._rows.odds.note(seen.slots, seen.tried, seen.accepted, expected.sum(axis=1))
+        if self._rows.awaits:
+            seen = self._rows.outcome(shown, slots)
+            if seen is not None:
+                self._probing.note(seen, self._planner.rate)
+                self._outcomes.append(seen)
+        if is_due or self._probing.is_open or len(self._outcomes) >= _LEARN_STEPS:
+            for seen in self._outcomes:
+                self._learn_from(seen)
+            self._outcomes.clear()
+        if is_due:
+            self._rows.odds.fade(self._num_steps)
+
+    def _learn_from(self, seen: Outcome) -> None:
+        was_tried = (np.arange(self._most) < seen.tried[:, None]) & (seen.classes >= 0)
+        row, depth = was_tried.nonzero()
+        expected = (self._calibration.of(seen.classes) * was_tried).sum(axis=1)
+        classes, accepted = seen.classes[row, depth], depth < seen.accepted[row]
+        self._calibration.note(depth, classes, accepted)
+        self._sharpness.note(classes[seen.is_tree[row]], accepted[seen.is_tree[row]])
+        self._rows.odds.note(seen.slots, seen.tried, seen.accepted, expected)
 
     def _worthwhile(
-        self,
-        rows: Sequence[DraftView],
-        holding: list[int],
-        held: Drafted,
-        odds: Floats,
-        tokens_left: int,
-        costs: StepCosts,
+        self, drafts: Drafted, odds: Floats, tokens_left: int, costs: StepCosts
     ) -> Ints:
         """How many nodes of each row that holds some bring more than they cost."""
-        worth = held.worth(self._calibration, odds[holding])
-        limit = np.array([rows[index].num_left - 1 for index in holding])
-        worth[np.arange(self._most) >= np.minimum(held.counts, limit)[:, None]] = 0.0
-        flat = worth.ravel()
-        order = np.argsort(-flat, kind="stable")[:tokens_left]
-        gain = np.concatenate(([0.0], np.cumsum(flat[order])))
-        seconds = self._planner.step_seconds(costs, costs.num_tokens, len(order))
-        best = int(np.argmax(gain - self._planner.rate * seconds))
-        chosen = order[:best]
-        return np.bincount(chosen[flat[chosen] > 0] // self._most, minlength=len(holding))
+        worth = drafts.worth(self._calibration, odds).ravel()
+        num_nodes = min(int((worth >= _LEAST_WORTH).sum()), tokens_left)
+        order = np.argsort(-worth, kind="stable")[:num_nodes]
+        gain = np.concatenate(([0.0], np.cumsum(worth[order])))
+        seconds = costs.steps_s(costs.num_tokens, costs.num_tokens + num_nodes)
+        best = self._sizing.choose(costs.num_tokens, gain, seconds, self._planner.rate)
+        return np.bincount(order[:best] // self._most, minlength=len(drafts.counts))

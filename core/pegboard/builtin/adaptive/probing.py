@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from pegboard.builtin.adaptive.acceptance import Ints
-from pegboard.builtin.adaptive.planning import Planner
-from pegboard.builtin.adaptive.rows import Outcome
-from pegboard.interfaces.speculation_policy import DraftView, StepCosts
+from pegboard.builtin.adaptive.rows import Outcome, Shown
+from pegboard.interfaces.speculation_policy import StepCosts
 
 SHARE = 0.005
-"""Part of the time that probes may take."""
+"""Part of the time that probes may take, in the long run. One that goes well takes none."""
 
 _MOST_STEPS = 3.0
 """Time that may be saved up for them, in steps."""
+
+_PATIENCE = 8
+"""Steps that a probe waits for drafts."""
 
 
 @dataclass(slots=True)
@@ -26,128 +25,124 @@ class Probe:
     Attributes:
         seq_id, slot: of the row.
         num_nodes: to try.
-        paying: those of them that would have been verified anyway.
-        cost_s: seconds spent on the others.
-        is_open: whether they are being verified.
+        num_paying: how many of them would have been verified anyway.
+        cost_s: seconds that the others, and drafting them, take.
+        waited: steps without drafts.
+        is_open: whether their outcome is not known yet.
     """
 
     seq_id: int
     slot: int
     num_nodes: int
-    paying: int = 0
+    num_paying: int = 0
     cost_s: float = 0.0
+    waited: int = 0
     is_open: bool = False
-    patience: int = 8
 
 
 class Probing:
-    """Tries one row at a time, and the same row on as long as it goes well."""
+    """Tries one row at a time; where it goes well the same again, with more nodes.
+
+    Attributes:
+        is_open: whether a row is being tried.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._saved_s = 0.0
         self._probe: Probe | None = None
-        self._last: dict[int, int] = {}
         self._turn = 0
 
+    @property
+    def is_open(self) -> bool:
+        return self._probe is not None
+
     def note(self, seen: Outcome, rate: float) -> None:
-        """Takes the outcome of the last probe."""
+        """Takes the outcome of the last probe.
+
+        Args:
+            rate: tokens a second that time brings otherwise.
+        """
         probe = self._probe
         if probe is None or not probe.is_open:
             return
         probe.is_open = False
-        found = np.flatnonzero(seen.slots == probe.slot)
-        if not len(found):
-            self._probe = None
-            return
-        accepted = int(seen.accepted[found[0]])
-        gained = max(0, accepted - probe.paying)
-        if gained and rate > 0:
+        (found,) = (seen.slots == probe.slot).nonzero()
+        num_accepted = int(seen.accepted[found[0]]) if len(found) else 0
+        gained = num_accepted - probe.num_paying
+        if gained > 0 and rate > 0:
             self._saved_s += min(gained / rate, probe.cost_s)
-        probe.cost_s = 0.0
-        if accepted < min(probe.num_nodes, probe.paying + 1):
-            self._probe = None
-        else:
+        if gained > 0 or num_accepted == probe.num_nodes:
             probe.num_nodes = min(2 * probe.num_nodes, self._most)
-            probe.patience = 8
+            probe.cost_s = 0.0
+        else:
+            self._probe = None
+
+    def save(self, step_s: float, num_steps: int) -> None:
+        """Time has passed, in which steps took about so long."""
+        saved_s = self._saved_s + SHARE * step_s * num_steps
+        self._saved_s = min(saved_s, _MOST_STEPS * step_s)
 
     def probe(
         self,
-        rows: Sequence[DraftView],
+        shown: Shown,
         slots: Ints,
         verify: Ints,
         propose: Ints,
         tokens_left: int,
         costs: StepCosts,
-        planner: Planner,
     ) -> None:
-        """Adds what is to be tried to the choice of a step."""
-        total = int(verify.sum())
-        step_s = costs.step_s(costs.num_tokens + total)
-        self._saved_s = min(self._saved_s + SHARE * step_s, _MOST_STEPS * step_s)
+        """Adds what is to be tried to what a step verifies and asks for."""
+        before = costs.num_tokens + int(verify.sum())
         if self._probe is None and self._saved_s > 0:
-            self._begin(rows, slots, verify, propose, costs, total)
+            self._begin(shown, slots, verify, propose, costs)
         probe = self._probe
         if probe is None:
             return
-        index = self._find(rows, probe)
-        if index is None:
+        if probe.seq_id not in shown.seq_ids:
             self._probe = None
             return
-        wanted = min(rows[index].num_drafts, probe.num_nodes, rows[index].num_left - 1)
-        extra = min(wanted - int(verify[index]), tokens_left - total)
-        probe.patience -= 1
+        index = shown.seq_ids.index(probe.seq_id)
+        paying = int(verify[index])
+        room = tokens_left - int(verify.sum())
+        wanted = min(int(shown.held[index]), probe.num_nodes, paying + room)
+        cost_s = 0.0
         if wanted > 0:
-            probe.is_open = True
-            probe.paying = int(verify[index])
-            if extra > 0:
-                cost = costs.step_s(costs.num_tokens + total + extra)
-                cost -= costs.step_s(costs.num_tokens + total)
-                probe.cost_s += cost
-                self._saved_s -= cost
-                verify[index] += extra
-        elif probe.patience <= 0:
-            self._probe = None
-            return
-        if propose[index] < probe.num_nodes:
-            asked = int(propose.sum())
-            more = probe.num_nodes - int(propose[index])
-            cost = costs.draft_s(asked + more) - costs.draft_s(asked)
-            probe.cost_s += cost
-            self._saved_s -= cost
-            propose[index] = probe.num_nodes
+            probe.is_open, probe.waited, probe.num_paying = True, 0, min(paying, wanted)
+            extra = max(0, wanted - paying)
+            cost_s += costs.step_s(before + extra) - costs.step_s(before)
+            verify[index] = paying + extra
+        else:
+            probe.waited += 1
+            if probe.waited > _PATIENCE:
+                self._probe = None
+                return
+        wanted = min(probe.num_nodes, int(shown.limit[index]))
+        if wanted > propose[index]:
+            cost_s += _more_to_draft(propose, wanted, costs)
+            propose[index] = wanted
+        probe.cost_s += cost_s
+        self._saved_s -= cost_s
 
     def _begin(
-        self,
-        rows: Sequence[DraftView],
-        slots: Ints,
-        verify: Ints,
-        propose: Ints,
-        costs: StepCosts,
-        total: int,
+        self, shown: Shown, slots: Ints, verify: Ints, propose: Ints, costs: StepCosts
     ) -> None:
-        held = np.array([row.num_drafts for row in rows])
-        lacking = np.flatnonzero((verify < held) | (propose < self._most))
+        """Chooses a row by turns, if what was saved is enough for it."""
+        (lacking,) = ((verify < shown.held) | (propose < shown.limit)).nonzero()
         if not len(lacking):
             return
         self._turn += 1
         index = int(lacking[self._turn % len(lacking)])
-        num_nodes = min(
-            max(1, 2 * int(max(verify[index], propose[index] * (held[index] == 0)))), self._most
-        )
-        if verify[index] < held[index]:
-            num_nodes = min(max(1, 2 * int(verify[index])), self._most)
-        asked = int(propose.sum())
-        more = max(0, num_nodes - int(propose[index]))
-        cost = costs.step_s(costs.num_tokens + total + num_nodes) - costs.step_s(
-            costs.num_tokens + total
-        )
-        cost += costs.draft_s(asked + more) - costs.draft_s(asked)
-        if cost <= self._saved_s:
-            self._probe = Probe(rows[index].seq_id, int(slots[index]), num_nodes)
+        enough = int(verify[index] if shown.held[index] else propose[index])
+        num_nodes = min(max(1, 2 * enough), self._most)
+        before = costs.num_tokens + int(verify.sum())
+        cost_s = costs.step_s(before + num_nodes) - costs.step_s(before)
+        cost_s += _more_to_draft(propose, num_nodes, costs)
+        if cost_s <= self._saved_s:
+            self._probe = Probe(shown.seq_ids[index], int(slots[index]), num_nodes)
 
-    def _find(self, rows: Sequence[DraftView], probe: Probe) -> int | None:
-        for index, row in enumerate(rows):
-            if row.seq_id == probe.seq_id:
-                return index
-        return None
+
+def _more_to_draft(propose: Ints, num_nodes: int, costs: StepCosts) -> float:
+    """Seconds that it takes to ask a row for so many nodes, beside what is asked for."""
+    asked = int(propose.max())
+    return costs.draft_s(max(asked, num_nodes)) - costs.draft_s(asked)

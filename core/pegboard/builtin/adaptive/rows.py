@@ -6,12 +6,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pegboard.builtin.adaptive.acceptance import Ints, RowOdds, classes_of, tree_chances
-from pegboard.builtin.adaptive.drafted import Drafted, is_chain
+from pegboard.builtin.adaptive.acceptance import Ints, RowOdds, classes_of
+from pegboard.builtin.adaptive.drafted import Drafted, is_chain, tree_chances
 from pegboard.interfaces.speculation_policy import DraftView
 
 _FIRST_SLOTS = 64
+
+
+class Shown:
+    """The rows of a step, as arrays.
+
+    Attributes:
+        rows: as they came.
+        tried, accepted: int64 [R], so far.
+        held: int64 [R], nodes that may be verified.
+        limit: int64 [R], most nodes to ask for.
+    """
+
+    def __init__(self, rows: Sequence[DraftView], most: int) -> None:
+        self.rows = rows
+        self.seq_ids, num_drafts, _, _, tried, accepted, left, limit = zip(*rows, strict=True)
+        self.tried, self.accepted = np.array([tried, accepted], np.int64)
+        # A step brings a token beside the drafts.
+        num_left = np.array(left, np.int64) - 1
+        self.limit = np.minimum(np.minimum(np.array(limit, np.int64), most), num_left - 1)
+        self.held = np.minimum(np.minimum(np.array(num_drafts, np.int64), most), num_left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +43,14 @@ class Outcome:
         slots: int64 [R].
         tried, accepted: int64 [R], depths.
         classes: int64 [R, K], of the chance at each depth; -1: not verified.
+        is_tree: bool [R].
     """
 
     slots: Ints
     tried: Ints
     accepted: Ints
     classes: Ints
+    is_tree: NDArray[np.bool_]
 
 
 class RowStates:
@@ -35,76 +58,59 @@ class RowStates:
 
     Attributes:
         odds: of the slots' rows.
-        asked: nodes that were asked for last.
-        last_tried: the step that verified some of the row last.
+        asked: int64 [slots], nodes that were asked for last.
+        awaits: whether there were nodes to verify whose outcome is not known yet.
     """
 
     def __init__(self, most: int) -> None:
+        self.awaits = False
+        self.odds = RowOdds(_FIRST_SLOTS)
+        self.asked: Ints = np.zeros(_FIRST_SLOTS, np.int64)
         self._most = most
         self._slots: dict[int, int] = {}
         self._free = list(range(_FIRST_SLOTS))
-        self.odds = RowOdds(_FIRST_SLOTS)
-        self.asked: Ints = np.zeros(_FIRST_SLOTS, np.int64)
-        self.last_tried: Ints = np.zeros(_FIRST_SLOTS, np.int64)
-        self._tried: Ints = np.zeros(_FIRST_SLOTS, np.int64)
-        self._accepted: Ints = np.zeros(_FIRST_SLOTS, np.int64)
+        self._tried, self._accepted = np.zeros((2, _FIRST_SLOTS), np.int64)
+        self._is_tree = np.zeros(_FIRST_SLOTS, np.bool_)
         self._classes: Ints = np.full((_FIRST_SLOTS, most), -1, np.int64)
-        self._awaited = False
-        self._step = 0
 
-    def slots(self, rows: Sequence[DraftView]) -> Ints:
+    def slots(self, shown: Shown) -> Ints:
         """The rows' slots."""
-        self._step += 1
         known = self._slots
-        if len(known) > 2 * len(rows) + _FIRST_SLOTS:
-            self._forget(rows)
+        if len(known) > 2 * len(shown.rows) + _FIRST_SLOTS:
+            self._forget(shown)
         try:
-            found = [known[row.seq_id] for row in rows]
+            found = [known[seq_id] for seq_id in shown.seq_ids]
         except KeyError:
-            found = [self._slot(row) for row in rows]
+            found = [self._slot(row) for row in shown.rows]
         return np.array(found, np.int64)
 
-    def outcome(self, rows: Sequence[DraftView], slots: Ints) -> Outcome | None:
+    def outcome(self, shown: Shown, slots: Ints) -> Outcome | None:
         """What became of the nodes that these rows verified; None: they verified none."""
-        if not self._awaited:
-            return None
-        self._awaited = False
-        tried = np.array([row.num_tried for row in rows], np.int64)
-        accepted = np.array([row.num_accepted for row in rows], np.int64)
-        more = np.minimum(tried - self._tried[slots], self._most)
+        self.awaits = False
+        more = np.minimum(shown.tried - self._tried[slots], self._most)
         # Whatever is shown, no row has accepted less than nothing, or more than was tried.
-        right = np.clip(accepted - self._accepted[slots], 0, np.maximum(more, 0))
-        self._tried[slots], self._accepted[slots] = tried, accepted
-        some = np.flatnonzero((more > 0) & (self._classes[slots, 0] >= 0))
+        right = np.minimum(np.maximum(shown.accepted - self._accepted[slots], 0), more)
+        self._tried[slots], self._accepted[slots] = shown.tried, shown.accepted
+        (some,) = ((more > 0) & (self._classes[slots, 0] >= 0)).nonzero()
         if not len(some):
             return None
         at = slots[some]
-        return Outcome(at, more[some], right[some], self._classes[at])
+        return Outcome(at, more[some], right[some], self._classes[at], self._is_tree[at])
 
-    def remember(
-        self,
-        rows: Sequence[DraftView],
-        slots: Ints,
-        verify: Ints,
-        propose: Ints,
-        holding: list[int],
-        held: Drafted,
-    ) -> None:
-        """Keeps what was chosen."""
-        self.asked[slots] = propose
-        if not holding:
-            return
-        self._awaited = True
-        at, counts = slots[holding], verify[holding]
-        kept = np.arange(self._most) < np.minimum(counts, held.num_depths)[:, None]
-        self._classes[at] = np.where(kept, held.classes, -1)
-        for place, index in enumerate(holding):
-            row, count = rows[index], int(counts[place])
-            if count and not is_chain(row.parents):
-                chances, _, _ = tree_chances(row.parents[:count], row.confidences[:count])
-                self._classes[at[place], : len(chances)] = classes_of(np.array(chances))
-                self._classes[at[place], len(chances) :] = -1
-        self.last_tried[at[counts > 0]] = self._step
+    def remember(self, slots: Ints, drafts: Drafted, verify: Ints) -> None:
+        """Keeps what rows that hold drafts verify of them. Of trees see `remember_tree`."""
+        self.awaits = True
+        kept = np.arange(self._most) < np.minimum(verify, drafts.num_depths)[:, None]
+        self._classes[slots] = np.where(kept, drafts.classes, -1)
+        self._is_tree[slots] = False
+
+    def remember_tree(self, slot: int, row: DraftView, verify: int, power: float) -> None:
+        """The chances of a tree's depths are those of the nodes that are verified."""
+        if verify and not is_chain(row.parents):
+            self._is_tree[slot] = True
+            chances, _, _ = tree_chances(row, verify, power)
+            self._classes[slot, : len(chances)] = classes_of(chances)
+            self._classes[slot, len(chances) :] = -1
 
     def _slot(self, row: DraftView) -> int:
         slot = self._slots.get(row.seq_id)
@@ -115,19 +121,21 @@ class RowStates:
             self.odds.clear(slot)
             self._tried[slot], self._accepted[slot] = row.num_tried, row.num_accepted
             self._classes[slot] = -1
-            self.asked[slot] = self.last_tried[slot] = 0
+            self.asked[slot] = 0
         return slot
 
-    def _forget(self, rows: Sequence[DraftView]) -> None:
+    def _forget(self, shown: Shown) -> None:
         """Gives back the slots of rows that are not shown."""
-        shown = {row.seq_id for row in rows}
-        for seq_id in [seq_id for seq_id in self._slots if seq_id not in shown]:
+        now = set(shown.seq_ids)
+        for seq_id in [seq_id for seq_id in self._slots if seq_id not in now]:
             self._free.append(self._slots.pop(seq_id))
 
     def _widen(self) -> None:
-        size = len(self._tried)
+        """Twice as many slots."""
+        size = len(self.asked)
         self._free = list(range(size, 2 * size))
-        self.odds.widen(2 * size)
-        for name in ("asked", "last_tried", "_tried", "_accepted"):
+        self.odds.widen(size)
+        for name in ("asked", "_tried", "_accepted"):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(size, np.int64)]))
+        self._is_tree = np.concatenate([self._is_tree, np.zeros(size, np.bool_)])
         self._classes = np.concatenate([self._classes, np.full_like(self._classes, -1)])
