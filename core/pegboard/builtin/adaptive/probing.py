@@ -14,6 +14,9 @@ SHARE = 0.005
 _MOST_STEPS = 3.0
 """Time that may be saved up for them, in steps."""
 
+_LEAST_COST = 0.05
+"""Least cost of a probe, in steps."""
+
 _PATIENCE = 8
 """Steps that a probe waits for drafts."""
 
@@ -110,7 +113,7 @@ class Probing:
         if wanted > 0:
             probe.is_open, probe.waited, probe.num_paying = True, 0, min(paying, wanted)
             extra = max(0, wanted - paying)
-            cost_s += costs.step_s(before + extra) - costs.step_s(before)
+            cost_s += _more_to_verify(before, extra, costs)
             verify[index] = paying + extra
         else:
             probe.waited += 1
@@ -136,10 +139,17 @@ class Probing:
         enough = int(verify[index] if shown.held[index] else propose[index])
         num_nodes = min(max(1, 2 * enough), self._most)
         before = costs.num_tokens + int(verify.sum())
-        cost_s = costs.step_s(before + num_nodes) - costs.step_s(before)
+        cost_s = _more_to_verify(before, num_nodes, costs)
         cost_s += _more_to_draft(propose, num_nodes, costs)
         if cost_s <= self._saved_s:
             self._probe = Probe(shown.seq_ids[index], int(slots[index]), num_nodes)
+
+
+def _more_to_verify(num_tokens: int, more: int, costs: StepCosts) -> float:
+    """Seconds that it takes to verify so many more. They may seem to be none; lest all steps be probes,
+    they are taken to be some."""
+    step_s = costs.step_s(num_tokens)
+    return max(costs.step_s(num_tokens + more) - step_s, _LEAST_COST * step_s) if more else 0.0
 
 
 def _more_to_draft(propose: Ints, num_nodes: int, costs: StepCosts) -> float:
