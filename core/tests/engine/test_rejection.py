@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from pegboard import Engine, SamplingParams
 from pegboard.interfaces.drafter import Observation
 from pegboard.step import Drafts
+from pegboard.testing.chi_square import p_of_samples
 from pegboard.testing.drawing_drafter import DrawingDrafter
 from pegboard.testing.invariance import Case, Traces, differences, run_case
 from pegboard.testing.tiny import write_tiny_model
@@ -56,20 +56,7 @@ def seeded(params: SamplingParams, seeds: range) -> list[SamplingParams]:
 
 def alike(first: Traces, second: Traces) -> float:
     """The probability that two samples of one distribution differ so much."""
-    counts = [Counter(trace.tokens for trace in each.values()) for each in (first, second)]
-    texts = sorted(
-        counts[0] | counts[1], key=lambda text: (counts[0][text] + counts[1][text], text)
-    )
-    merged = [[0, 0]]
-    for text in texts:
-        if sum(merged[-1]) >= 20:
-            merged.append([0, 0])
-        merged[-1] = [seen + count[text] for seen, count in zip(merged[-1], counts, strict=True)]
-    table = np.array(merged, np.float64)
-    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
-    statistic = ((table - expected) ** 2 / expected).sum()
-    halves = torch.tensor([(len(table) - 1) / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(*halves))
+    return p_of_samples(*(Counter(t.tokens for t in each.values()) for each in (first, second)))
 
 
 class Choosing(DrawingDrafter):

@@ -29,6 +29,7 @@ from pegboard.runner.rows import Rows
 from pegboard.runner.token_choice import Exact, TokenChoice
 from pegboard.runner.verification import accept
 from pegboard.step import Bool, Drafts, StepBatch
+from pegboard.testing.chi_square import p_of_counts
 
 DATA = Path(__file__).parents[3] / "tests" / "data" / "spec" / "exact.json"
 SPEC = json.loads(DATA.read_text())
@@ -292,29 +293,11 @@ def by_rejection(drawn_from: torch.Tensor) -> TokenChoice:
 
 
 def p_value(blocks: NDArray[np.int64], expected: dict[Block, Fraction]) -> float:
-    """Of a chi-square test of blocks against their probabilities, merged to at least 5 expected."""
-    found = dict(zip(*np.unique(blocks, return_counts=True), strict=True))
-    counts = [
-        (float(p) * len(blocks), found.pop(number(block), 0)) for block, p in expected.items()
-    ]
-    if found:
-        return 0.0
-    counts.sort()
-    merged = [[0.0, 0.0]]
-    for wanted, got in counts:
-        if merged[-1][0] >= 5:
-            merged.append([0.0, 0.0])
-        merged[-1][0] += wanted
-        merged[-1][1] += got
-    if len(merged) > 1 and merged[-1][0] < 5:
-        last = merged.pop()
-        merged[-1] = [a + b for a, b in zip(merged[-1], last, strict=True)]
-    if len(merged) == 1:
-        return 1.0
-    wanted, got = np.array(merged).T
-    statistic = float(((got - wanted) ** 2 / wanted).sum())
-    halves = torch.tensor([(len(wanted) - 1) / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(*halves))
+    """Of a chi-square test of blocks against their probabilities."""
+    counts = dict(
+        zip(*(found.tolist() for found in np.unique(blocks, return_counts=True)), strict=True)
+    )
+    return p_of_counts(counts, {number(block): p for block, p in expected.items()})
 
 
 @of_rule("chain_rejection", slow=lambda name: name not in QUICK)

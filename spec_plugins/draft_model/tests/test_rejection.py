@@ -6,12 +6,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from pegboard import SamplingParams
+from pegboard.testing.chi_square import p_of_counts
 from pegboard.testing.invariance import Case, differences, run_case
 from pegboard.testing.tiny import write_tiny_model
 
@@ -45,7 +45,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-def expected(folder: Path) -> np.ndarray:
+def expected(folder: Path) -> dict[tuple[int, ...], float]:
     """The probability of each text of so many tokens, by the target alone."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     texts: list[tuple[int, ...]] = [()]
@@ -55,22 +55,7 @@ def expected(folder: Path) -> np.ndarray:
             logits = model(torch.tensor([[*PROMPT, *text] for text in texts])).logits[:, -1]
         of_texts = (of_texts[:, None] * (logits / TEMPERATURE).softmax(dim=1)).flatten()
         texts = [(*text, token) for text in texts for token in range(VOCAB)]
-    return of_texts.numpy()
-
-
-def p_value(counts: np.ndarray, probabilities: np.ndarray) -> float:
-    """That counts so far off are of these probabilities; rare ones are put together."""
-    order = np.argsort(probabilities)
-    bins: list[list[float]] = [[0.0, 0.0]]
-    for count, mean in zip(counts[order], probabilities[order] * counts.sum(), strict=True):
-        if bins[-1][1] >= 8:
-            bins.append([0.0, 0.0])
-        bins[-1][0] += count
-        bins[-1][1] += mean
-    table = np.array(bins)
-    statistic = ((table[:, 0] - table[:, 1]) ** 2 / table[:, 1]).sum()
-    halves = torch.tensor([(len(table) - 1) / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(*halves))
+    return dict(zip(texts, of_texts.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("sampling", ["noise", "greedy"])
@@ -83,12 +68,9 @@ def test_answers_have_the_distribution_of_the_target(config: dict[str, Any], sam
         for seed in range(NUM_SEQS // 100)
     ]
     found = run_case({**config, "drafter": drafter}, Case(batch=64), [PROMPT] * len(params), params)
-    numbers = Counter(
-        int(np.ravel_multi_index(trace.tokens, (VOCAB,) * NUM_TOKENS)) for trace in found.values()
-    )
-    counts = np.bincount(list(numbers.elements()), minlength=VOCAB**NUM_TOKENS)
-    assert counts.sum() == NUM_SEQS
-    assert p_value(counts, expected(Path(config["model"]))) > LEAST_P
+    counts = Counter(trace.tokens for trace in found.values())
+    assert counts.total() == NUM_SEQS
+    assert p_of_counts(counts, expected(Path(config["model"]))) > LEAST_P
 
 
 def test_greedy_answers_are_those_without_a_drafter(config: dict[str, Any]) -> None:
