@@ -42,6 +42,18 @@ class Reading:
         return (self.num_read + counts)[self.drafted].astype(np.int64)
 
 
+_NONE: Int64 = np.zeros(0, np.int64)
+NOTHING = Reading(
+    rows=np.zeros(0, np.int32),
+    offsets=np.zeros(1, np.int32),
+    num_read=np.zeros(0, np.int32),
+    token_ids=_NONE,
+    drafted=_NONE,
+    num_nodes=_NONE,
+)
+"""All rows wait."""
+
+
 class ReadTokens:
     """Keeps account of rows."""
 
@@ -79,22 +91,32 @@ class ReadTokens:
         waits &= ends // self._block_size == num_read // self._block_size
         self._keep(seen, np.flatnonzero(waits), counts)
         reads = np.flatnonzero(~waits)
+        if not len(reads):
+            return NOTHING
         self._num_read[rows[reads]] = ends[reads]
         self._num_waiting[rows[reads]] = 0
-        asked = num_nodes[reads] > 0
-        parts = num_waiting[reads], counts[reads], asked.astype(np.int64)
-        offsets = _starts(parts[0] + parts[1] + parts[2])
+        parts = num_waiting[reads], counts[reads], (num_nodes[reads] > 0).astype(np.int64)
+        offsets, token_ids = self._joined(seen, reads, *parts)
+        return self._within(rows[reads], num_read[reads], offsets, token_ids, num_nodes[reads])
+
+    def _joined(
+        self, seen: Observation, reads: Int64, waiting: Int64, observed: Int64, newest: Int64
+    ) -> tuple[Int64, Int64]:
+        """Offsets and ids of the tokens of the rows that read: so many that waited, those observed, and
+        where guesses are asked for the last known one, which is not observed yet."""
+        offsets = _starts(waiting + observed + newest)
         token_ids = np.empty(offsets[-1], np.int64)
         at = offsets[:-1]
-        token_ids[_spans(at, parts[0])] = self._waiting[
-            np.repeat(rows[reads], parts[0]), _spans(np.zeros_like(at), parts[0])
-        ]
-        token_ids[_spans(at + parts[0], parts[1])] = seen.token_ids[
-            _spans(seen.offsets[reads].astype(np.int64), parts[1])
-        ]
-        newest = seen.next_offsets[1:][reads][asked] - 1
-        token_ids[offsets[1:][asked] - 1] = seen.next_token_ids[newest]
-        return self._within(rows[reads], num_read[reads], offsets, token_ids, num_nodes[reads])
+        if waiting.any():
+            rows = np.repeat(seen.rows[reads], waiting)
+            theirs = self._waiting[rows, _spans(np.zeros_like(at), waiting)]
+            token_ids[_spans(at, waiting)] = theirs
+        first = seen.offsets[reads].astype(np.int64)
+        token_ids[_spans(at + waiting, observed)] = seen.token_ids[_spans(first, observed)]
+        asked = newest > 0
+        last = seen.next_offsets[1:][reads][asked] - 1
+        token_ids[offsets[1:][asked] - 1] = seen.next_token_ids[last]
+        return offsets, token_ids
 
     def _keep(self, seen: Observation, waiting: Int64, counts: Int64) -> None:
         """Puts what was observed of rows behind what waits already."""
