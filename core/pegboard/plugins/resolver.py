@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from pegboard.config import Config
 from pegboard.interfaces.checkpoint import CheckpointFacts
 from pegboard.interfaces.device import DTYPES, DeviceFacts
@@ -125,13 +127,19 @@ def _draft_plan(model: InspectedModel, chooser: Chooser) -> ModelPlan:
         config=chooser.config.model_copy(update={"numerics": "auto"}),
         objects={name: given for name, given in chooser.objects.items() if name != "quantizer"},
         head_sizes=_head_sizes(model),
+        refusals=[],
         decisions=[],
         chosen={},
     )
     plan = plan_model(model, own)
     for interface in ("model", "checkpoint_source"):
         if interface in plan.parts:
-            own.refuse_misfits("drafter.model", plan.parts[interface])
+            own.refuse_misfits(interface, plan.parts[interface])
+    chooser.refusals += [
+        structs.replace(refusal, message=f"drafter.model: {refusal.message}")
+        for refusal in own.refusals
+        if refusal not in chooser.refusals  # one that concerns the target too
+    ]
     for decision in own.decisions:
         chooser.decide(f"{model.name}: {decision.key}", decision.value, decision.why)
     return plan

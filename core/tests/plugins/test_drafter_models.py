@@ -87,7 +87,7 @@ def test_planner_and_ledger_count_its_weights_groups_and_blocks(
         (
             DrafterFacts(shape="registry", quantizer="nobody"),
             {},
-            "no installed plugin provides 'nobody'",
+            "drafter.model: quantizer: no installed plugin provides 'nobody'",
         ),
     ],
     ids=["taps", "no model", "no such model", "no such quantizer"],
