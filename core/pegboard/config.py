@@ -112,7 +112,8 @@ class DrafterChoice(Choice):
 
     Attributes:
         model: reference of the draft model, for a drafter that has one.
-        num_speculative_tokens: most draft tokens a sequence and step.
+        num_speculative_tokens: most draft tokens a sequence and step. `auto` is what the drafter's manifest
+            states.
         policy: who decides how many of them are verified.
         verification: `exact` never changes a token. `rejection`, for drafters that draw their guesses,
             keeps more of these, and of the answers only their distribution: the tokens are others than

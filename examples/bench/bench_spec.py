@@ -39,7 +39,7 @@ WEIGHTS = {"float32": "dequantize", "4 bit": "packed"}
 """Names of weights to how the file's are kept."""
 KINDS = ("copy", "chat")
 BATCHES = (1, 4, 8, 16, 32)
-LEAST_TASKS = 2
+LEAST_TASKS = 4
 """Tasks of a round; a batch of one sequence answers them one after the other."""
 MAX_MODEL_LEN = 4096
 KV_BYTES = "1.5GiB"

@@ -111,7 +111,7 @@ def test_it_runs(shared_folder: Path, tmp_path: Path) -> None:
         "--out",
         out,
     ]
-    command += ["--page", page, "--shared", shared_folder, "--rounds", "2", "--max-tokens", "8"]
+    command += ["--page", page, "--shared", shared_folder, "--rounds", "2", "--max-tokens", "32"]
     command += ["--weights", "float32", "--batch", "1", "3", "--drafter", "suffix"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, "--tokens", "3", "auto"], env=environment, check=True, timeout=300)
@@ -119,5 +119,13 @@ def test_it_runs(shared_folder: Path, tmp_path: Path) -> None:
     assert {(case["kind"], case["batch"]) for case in cases.values()} == {
         (kind, batch) for kind in ("copy", "chat") for batch in (1, 3)
     }
+    runs = [run for case in cases.values() for of in case["runs"].values() for run in of]
+    for run in runs:
+        assert sum(run["verified"].values()) == run["num_rows"]
+        compared = list(zip(run["tried_at"], run["accepted_at"], strict=True))
+        assert all(tried >= right for tried, right in compared)
+        # Each row of a step brings a token, and what was accepted; ends cut some of that off.
+        assert run["num_decoded"] <= run["num_rows"] + sum(right for _, right in compared)
+    assert any(sum(run["accepted_at"]) for run in runs)
     assert page.read_text().count("suffix") == len(cases)
     ET.parse(out.with_suffix(".svg"))

@@ -26,6 +26,7 @@ Line = Annotated[str, msgspec.Meta(pattern=r"^[^\r\n]{0,500}\Z")]
 Capability = Annotated[str, msgspec.Meta(pattern=r"^\d{1,3}\.\d{1,3}\Z")]
 
 Depth = Annotated[int, msgspec.Meta(ge=1, le=MAX_DEPTH)]
+SpeculativeTokens = Annotated[int, msgspec.Meta(ge=1, le=64)]
 
 Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 
@@ -174,6 +175,7 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         made_by: what to run where the folder that `drafter.model` names is missing, with `{target}` and
             `{model}` for the two references.
         depth: of an executor, the steps in flight that `executor.depth: auto` means.
+        speculative_tokens: of a drafter, the tokens that `drafter.num_speculative_tokens: auto` means.
     """
 
     interface: str
@@ -203,6 +205,7 @@ class Provides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fields: tuple[str, ...] = ()
     made_by: Line = ""
     depth: Depth = 1
+    speculative_tokens: SpeculativeTokens = 4
 
     @property
     def requirements(self) -> tuple[Requires, ...]:

@@ -24,7 +24,6 @@ from pegboard.plugins.kernels import check_all_used
 from pegboard.plugins.manifest import OBJECT, Manifest
 from pegboard.plugins.model_plan import InspectedDrafter, InspectedModel, plan_model
 
-DEFAULT_NUM_SPECULATIVE_TOKENS = 4
 DEFAULT_MAX_STEP_MS = 200
 MAX_THREADS_PER_CORE = 8
 """More threads than that for each core can only be a mistake, and each has a stack."""
@@ -284,7 +283,7 @@ def _num_speculative_tokens(config: Config, drafter: Part) -> int:
     if INACTIVE in drafter.entry.promises:
         return 0
     wanted = config.drafter.num_speculative_tokens
-    return DEFAULT_NUM_SPECULATIVE_TOKENS if wanted == "auto" else wanted
+    return drafter.entry.speculative_tokens if wanted == "auto" else wanted
 
 
 def _manifests(catalog: Catalog, parts: Sequence[Part]) -> tuple[Manifest, ...]:

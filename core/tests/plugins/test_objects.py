@@ -221,6 +221,17 @@ def test_settings_of_an_object_stand_beside_it(config_of: Configure) -> None:
         assert prepare(config, drafter=drafter).composition.num_speculative_tokens == 3
 
 
+def test_a_drafter_states_how_many_tokens_are_drafted_where_the_config_does_not(
+    config_of: Configure,
+) -> None:
+    class Eager(GuessingDrafter):
+        manifest: ClassVar[dict[str, Any]] = {"speculative_tokens": 7}
+
+    for drafter, number in ((GuessingDrafter({}, 1.0), 4), (Eager({}, 1.0), 7)):
+        composition = prepare(config_of(), drafter=drafter).composition
+        assert composition.num_speculative_tokens == number
+
+
 class Silu(SiluMulKernel):
     manifest: ClassVar[dict[str, Any]] = {"operations": [{"operation": "silu_mul"}]}
 

@@ -82,17 +82,17 @@ def main():
 def told(steps):
     """Counts of decoding steps; a row is a sequence in a step."""
     verified, tried, accepted = Counter(), Counter(), Counter()
-    for step in steps:
-        drafts = step.drafts
-        with_drafts = 0 if drafts is None else len(drafts.verified)
-        verified[0] += step.num_sequences - with_drafts
-        if with_drafts:
-            verified.update(drafts.verified)
-            for depths, counts in ((drafts.tried, tried), (drafts.accepted, accepted)):
-                counts.update(depth for most in depths for depth in range(most))
+    for drafts in (step.drafts for step in steps if step.drafts is not None):
+        # Entry n of each is the number of drafts with a count of n.
+        verified.update(dict(enumerate(drafts.verified)))
+        for numbers, counts in ((drafts.tried, tried), (drafts.accepted, accepted)):
+            for most, number in enumerate(numbers):
+                counts.update(dict.fromkeys(range(most), number))
+    num_rows = sum(step.num_sequences for step in steps)
+    verified[0] = num_rows - sum(number for nodes, number in verified.items() if nodes)
     return {
         "num_steps": len(steps),
-        "num_rows": sum(step.num_sequences for step in steps),
+        "num_rows": num_rows,
         "drafting_s": sum(step.drafting_s for step in steps),
         "verified": dict(sorted(verified.items())),
         "tried_at": [tried[depth] for depth in range(len(tried))],
