@@ -59,6 +59,8 @@ class RowAdmission(msgspec.Struct, frozen=True, kw_only=True):
         num_cached: tokens whose KV a cache or a fork served.
         tenant, salt: as `tenant` and `cache_salt` of the request. What a drafter keeps beyond a sequence
             is for rows of the same two.
+        keeps: whether a drafter may keep anything of the row beyond it; not for requests whose prefixes
+            are not cached.
         speculative: most draft nodes that the row is ever asked for; 0: none, and the drafter observes
             it all the same; None: the config's number.
     """
@@ -78,6 +80,7 @@ class RowAdmission(msgspec.Struct, frozen=True, kw_only=True):
     num_cached: int = 0
     tenant: str = ""
     salt: str = ""
+    keeps: bool = True
     speculative: int | None = None
 
 
@@ -156,6 +159,8 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
             gets a token all the same, of which nobody hears.
         drafter_trial: how often the host tried a drafter again that had erred. Once it has, the worker
             does not call it before this has changed, and then only for rows admitted from there on.
+        num_resets: how often the prefix cache was reset. When this has changed, the drafter forgets what it
+            keeps beyond rows.
     """
 
     step_id: int
@@ -171,6 +176,7 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     propose: Int32
     pending: Bool
     drafter_trial: int = 0
+    num_resets: int = 0
 
 
 class Logprobs(msgspec.Struct, frozen=True, kw_only=True):

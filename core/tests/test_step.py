@@ -80,6 +80,7 @@ BATCH = StepBatch(
     propose=ints(6, 0),
     pending=np.array([False, True]),
     drafter_trial=3,
+    num_resets=2,
 )
 
 LOGPROBS = Logprobs(

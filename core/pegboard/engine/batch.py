@@ -18,6 +18,7 @@ def build_batch(
     released: tuple[RowRelease, ...],
     groups: Sequence[KVGroup],
     drafter_trial: int,
+    num_resets: int,
 ) -> StepBatch:
     """The batch of the step that is launched next: differences only."""
     entries = plan.entries
@@ -36,6 +37,7 @@ def build_batch(
         propose=_int32([entry.propose for entry in entries]) if plan.has_drafts else none,
         pending=_pending(entries) if flight else np.zeros(len(entries), np.bool_),
         drafter_trial=drafter_trial,
+        num_resets=num_resets,
     )
 
 
@@ -77,6 +79,7 @@ def _admission(entry: Entry) -> RowAdmission:
         num_cached=entry.start,
         tenant=seq.tenant,
         salt=seq.salt,
+        keeps=seq.owner.request.prefix_cache == "on",
         speculative=seq.max_drafts,
     )
 

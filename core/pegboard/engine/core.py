@@ -65,6 +65,7 @@ class EngineCore:
             parts, self._queue, self._flight, self._prefixes, self._observers
         )
         self._is_settling = False
+        self._num_resets = 0
         self._broken: str | None = None
         self._call: str | None = None
         self._closed = False
@@ -123,7 +124,7 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> None:
         """Forgets the prefix cache's names: no sequence begins with blocks computed before. Running
-        sequences keep theirs.
+        sequences keep theirs. With the next step the drafter forgets what it keeps of other requests.
 
         Raises:
             EngineError: the engine is broken.
@@ -131,6 +132,7 @@ class EngineCore:
         with self._alone("reset_prefix_cache"):
             if self._broken is not None:
                 raise EngineError(self._broken)
+            self._num_resets += 1
             self._prefixes.reset(self._queue.running)
             self._prefixes.tell_news()
             self._observers.tell(self._load())
@@ -276,6 +278,7 @@ class EngineCore:
             self._queue.take_released(),
             self._parts.groups,
             self._speculation.drafter_trial,
+            self._num_resets,
         )
         self._flight.launch(Launched(plan, batch, started))
         return True

@@ -269,7 +269,8 @@ class Drafter(ABC):
     @abstractmethod
     def admit(self, admission: RowAdmission, block_tables: tuple[Int32, ...]) -> None:
         """A sequence took a row: its known tokens, and the seed and parameters that a drafter which
-        samples shares its noise by. Tokens that a cache served bring no taps.
+        samples shares its noise by. Tokens that a cache served bring no taps. Where `keeps` is false,
+        nothing of the row may be kept beyond it.
 
         block_tables: for each of the drafter's KV groups int32 [width], the row's blocks.
         """
@@ -277,6 +278,10 @@ class Drafter(ABC):
     @abstractmethod
     def release(self, row: int, num_tokens: int) -> None:
         """The row is given back. Its first `num_tokens` tokens are final; later ones never were."""
+
+    def forget(self) -> None:  # noqa: B027
+        """The prefix cache was reset: what is kept beyond rows is void, and nothing of the rows that are
+        there now may be kept. Nothing to do for a drafter that keeps nothing."""
 
     @abstractmethod
     def propose(self, seen: Observation) -> tuple[Drafts, Float32]:

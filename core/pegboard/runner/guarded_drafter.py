@@ -52,17 +52,19 @@ class GuardedDrafter:
         self._is_asked = is_asked
         self._known: Bool = np.zeros(len(rows.num_known), np.bool_)
         self._owed: dict[int, int] = {}
-        self._trial = 0
+        self._trial = self._num_resets = 0
         self._is_cut_off = False
         self._failure = ""
 
-    def begin(self, trial: int) -> None:
-        """A step begins; `trial` is the batch's. A new one brings the drafter back."""
-        if trial == self._trial:
-            return
-        self._trial, self._is_cut_off = trial, False
-        while self._owed and not self._is_cut_off:
-            self._call(MAX_CALL_S, self._drafter.release, *self._owed.popitem())
+    def begin(self, trial: int, num_resets: int) -> None:
+        """A step begins; both numbers are the batch's. Another trial brings the drafter back; another
+        reset makes it forget, as soon as it is there."""
+        if trial != self._trial:
+            self._trial, self._is_cut_off = trial, False
+            while self._owed and not self._is_cut_off:
+                self._call(MAX_CALL_S, self._drafter.release, *self._owed.popitem())
+        if num_resets != self._num_resets and self._call(MAX_CALL_S, self._drafter.forget):
+            self._num_resets = num_resets
 
     def admit(self, admission: RowAdmission) -> None:
         """A sequence took a row, and its blocks are known."""

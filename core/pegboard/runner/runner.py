@@ -118,7 +118,7 @@ class Runner(Worker):
 
 def _update_rows(on: Loaded, batch: StepBatch) -> None:
     """Releases, admissions, blocks: in this order, as the batch says."""
-    on.drafter.begin(batch.drafter_trial)
+    on.drafter.begin(batch.drafter_trial, batch.num_resets)
     for release in batch.released:
         on.drafter.release(release.row, release.num_tokens)
         on.processors.release(release.row)

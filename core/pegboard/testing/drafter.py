@@ -54,7 +54,13 @@ class Rows:
         self._hidden_size = hidden_size
 
     def admit(
-        self, row: int, tokens: Sequence[int], num_cached: int = 0, owner: Owner = ("", "")
+        self,
+        row: int,
+        tokens: Sequence[int],
+        num_cached: int = 0,
+        owner: Owner = ("", ""),
+        *,
+        keeps: bool = True,
     ) -> None:
         self.rows[row] = Row(list(tokens), num_cached, num_cached)
         self.drafter.admit(
@@ -67,6 +73,7 @@ class Rows:
                 num_cached=num_cached,
                 tenant=owner[0],
                 salt=owner[1],
+                keeps=keeps,
             ),
             (),
         )
@@ -282,23 +289,42 @@ class DrafterContract:
     ) -> None:
         """Else how fast an answer comes tells what others were answered."""
         text = self.text(40)
+        after = self.after(make, text, ("a", "b"))
+        assert self.guesses(after, text, other) == self.guesses(self.start(make), text, other)
 
-        def guesses(rows: Rows) -> list[Nodes]:
-            rows.admit(5, text[:3], owner=other)
-            found = [rows.step({5: 3}, {5: text[3:4]}, {5: 4})]
-            found += [rows.step({5: 1}, {5: text[at : at + 1]}, {5: 4}) for at in range(4, 9)]
-            return [nodes.get(5, []) for nodes in found]
+    @pytest.mark.parametrize("why", ["request", "reset", "reset while it ran"])
+    def test_it_keeps_nothing_that_it_may_not(self, make: MakeDrafter, why: str) -> None:
+        text = self.text(40)
+        rows = self.start(make)
+        self.run(rows, text, keeps=why != "request")
+        if why == "reset while it ran":
+            rows.drafter.forget()
+        rows.release(5)
+        if why == "reset":
+            rows.drafter.forget()
+        assert self.guesses(rows, text) == self.guesses(self.start(make), text)
 
-        assert guesses(self.after(make, text, ("a", "b"))) == guesses(self.start(make))
+    def guesses(self, rows: Rows, text: Sequence[int], owner: Owner = ("", "")) -> list[Nodes]:
+        """Those for a row that has the text, a token after the other."""
+        rows.admit(5, text[:3], owner=owner)
+        found = [rows.step({5: 3}, {5: text[3:4]}, {5: 4})]
+        found += [rows.step({5: 1}, {5: text[at : at + 1]}, {5: 4}) for at in range(4, 9)]
+        return [nodes.get(5, []) for nodes in found]
 
     def after(self, make: MakeDrafter, text: Sequence[int], owner: Owner = ("", "")) -> Rows:
         """A drafter that saw a sequence end."""
         rows = self.start(make)
-        half = len(text) // 2
-        rows.admit(5, text[:half], owner=owner)
-        rows.step({5: half}, {5: text[half:]}, {5: 4})
+        self.run(rows, text, owner)
         rows.release(5)
         return rows
+
+    def run(
+        self, rows: Rows, text: Sequence[int], owner: Owner = ("", ""), *, keeps: bool = True
+    ) -> None:
+        """A sequence whose output is the second half of a text."""
+        half = len(text) // 2
+        rows.admit(5, text[:half], owner=owner, keeps=keeps)
+        rows.step({5: half}, {5: text[half:]}, {5: 4})
 
 
 def _starts(counts: Sequence[int]) -> Int32:

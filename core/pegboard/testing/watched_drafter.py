@@ -161,6 +161,9 @@ class WatchedDrafter(Drafter):
     def release(self, row: int, num_tokens: int) -> None:
         self._drafter.release(row, num_tokens)
 
+    def forget(self) -> None:
+        self._drafter.forget()
+
     def propose(self, seen: Observation) -> tuple[Drafts, Float32]:
         self._notes.taps.add(tuple(sorted(seen.taps)))
         self._notes.num_tables.add(len(seen.block_tables))

@@ -209,6 +209,7 @@ class Host:
         propose: int = 0,
         drafts: Drafts | None = None,
         drafter_trial: int = 0,
+        num_resets: int = 0,
     ) -> StepResult:
         """Computes so many tokens of each row, and so many draft nodes.
 
@@ -237,6 +238,7 @@ class Host:
             propose=ints(propose for _ in chunks),
             pending=np.zeros(len(chunks), dtype=np.bool_),
             drafter_trial=drafter_trial,
+            num_resets=num_resets,
         )
         self._clear()
         if drafts is not None:

@@ -221,3 +221,26 @@ def test_a_model_without_the_hidden_states_costs_the_drafter_alone(
     )
     host.decode([0], LENGTH)
     assert host.output(0) == expected[0]
+
+
+def test_it_hears_of_a_reset_once_and_as_soon_as_it_is_there(make_host: Any) -> None:
+    heard: list[int] = []
+
+    class Keeping(Noting):
+        def forget(self) -> None:
+            heard.append(len(host.results))
+
+    drafter = Keeping("propose", lambda _: _raise(ValueError("no")))
+    host = make_host(drafter=drafter)
+    host.admit(0, PROMPTS[0])
+    host.prefill([0], propose=3)
+    for _ in range(2):
+        host.step({0: 1}, num_resets=1)
+    assert heard == [1]
+    drafter.is_armed = True
+    host.step({0: 1}, propose=3, num_resets=1)
+    host.step({0: 1}, num_resets=2)
+    assert heard == [1]
+    host.step({0: 1}, num_resets=2, drafter_trial=1)
+    host.step({0: 1}, num_resets=2, drafter_trial=1)
+    assert heard == [1, 5]

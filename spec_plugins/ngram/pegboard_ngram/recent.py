@@ -59,6 +59,10 @@ class RecentOutputs:
         while self._num_tokens() > self._max_tokens:
             self._forget(next(iter(self._of)))
 
+    def forget(self) -> None:
+        """All of them are forgotten."""
+        self._of.clear()
+
     def _forget(self, owner: Owner) -> None:
         self._of[owner].pop()
         if not self._of[owner]:

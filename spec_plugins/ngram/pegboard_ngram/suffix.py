@@ -81,6 +81,8 @@ class SuffixText(Text):
     """Tokens, and the longest match of the newest ones.
 
     Attributes:
+        owner: whose outputs it sees.
+        keeps: whether its output may be kept.
         match: the longest; of those as long as each other the row's own, then one in newer outputs.
             None: too few tokens.
     """
@@ -93,7 +95,7 @@ class SuffixText(Text):
             recent: the outputs that ended.
             owner: whose of them it may see.
         """
-        self.owner = owner
+        self.owner, self.keeps = owner, True
         self._num_known, self._output = len(tokens), list[int]()
         self.match: Match | None = None
         self._options, self._recent = options, recent
@@ -182,8 +184,16 @@ class Suffix(Lookup[SuffixText]):
 
     def text_of(self, admission: RowAdmission) -> SuffixText:
         owner = (admission.tenant, admission.salt)
-        return SuffixText(admission.token_ids.tolist(), self._options, self._recent, owner)
+        text = SuffixText(admission.token_ids.tolist(), self._options, self._recent, owner)
+        text.keeps = admission.keeps
+        return text
 
     def release(self, row: int, num_tokens: int) -> None:
         text = self._texts.pop(row)
-        self._recent.add(text.owner, text.output(num_tokens))
+        if text.keeps:
+            self._recent.add(text.owner, text.output(num_tokens))
+
+    def forget(self) -> None:
+        self._recent.forget()
+        for text in self._texts.values():
+            text.keeps = False

@@ -99,6 +99,21 @@ def test_tokens_that_never_were_are_not_kept() -> None:
     assert drafts_after_an_output(100, num_dropped=6) == []
 
 
+def guesses_behind(rows: Rows) -> list[tuple[int, int]]:
+    """Of a row whose last tokens stand in an output that ended."""
+    rows.admit(1, [9, 50])
+    return rows.step({1: 2}, {1: [51]}, {1: 1}).get(1, [])
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_output_is_kept_where_the_request_allows_it(keeps: bool) -> None:
+    rows = Rows(Suffix(CONTEXT, SuffixOptions(recent_tokens=100)), CONTEXT, 0)
+    rows.admit(0, [1, 2, 3], keeps=keeps)
+    rows.step({0: 3}, {0: [50, 51, 52]})
+    rows.release(0)
+    assert guesses_behind(rows) == ([(52, -1)] if keeps else [])
+
+
 def test_the_output_of_a_preempted_row_is_kept_once() -> None:
     """It is given back with its first tokens, and taken again with them."""
     drafter = Suffix(CONTEXT, SuffixOptions(recent_tokens=100))
