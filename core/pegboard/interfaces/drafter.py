@@ -279,9 +279,9 @@ class Drafter(ABC):
     def release(self, row: int, num_tokens: int) -> None:
         """The row is given back. Its first `num_tokens` tokens are final; later ones never were."""
 
-    def forget(self) -> None:  # noqa: B027
+    def forget(self) -> None:  # noqa: B027 - most drafters keep nothing
         """The prefix cache was reset: what is kept beyond rows is void, and nothing of the rows that are
-        there now may be kept. Nothing to do for a drafter that keeps nothing."""
+        there now may be kept."""
 
     @abstractmethod
     def propose(self, seen: Observation) -> tuple[Drafts, Float32]:
