@@ -248,7 +248,7 @@ def _refuse_for_lack(chooser: Chooser, needed: tuple[str, str], name: str = "") 
     invariant = chooser.config.numerics == "invariant"
     chooser.refuse(
         "no_kernel",
-        f"kernels.{operation}: {name or 'nothing installed'} has no kernel"
+        f"kernels.{operation}: {f'{name} has no' if name else 'nothing installed has a'} kernel"
         + (" that promises row_invariant" if invariant else "")
         + f" for {weight_format} weights in {chooser.dtype} on {chooser.device.kind}",
         plugin=name,
