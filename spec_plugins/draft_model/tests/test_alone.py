@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pegboard import SamplingParams
-from pegboard.interfaces.observer import ErrorHappened, Event, Observer
+from pegboard.interfaces.observer import ErrorHappened, Event, Observer, StepDone
 from pegboard.interfaces.speculation_policy import Choice, DraftView, SpeculationPolicy, StepCosts
 from pegboard.testing.dict_cache import DictCache
 from pegboard.testing.invariance import Case, various_prompts
@@ -94,6 +94,45 @@ def test_greedy_guesses_are_the_likeliest_tokens(run: Run, draft: Path) -> None:
     check(draft, drafter.guesses, draws=False)
 
 
+class Errors(Observer):
+    """Notes errors."""
+
+    def __init__(self) -> None:
+        self.found: list[ErrorHappened] = []
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, ErrorHappened):
+            self.found.append(event)
+
+    def close(self) -> None:
+        pass
+
+
+class Compared(Errors):
+    """Counts depths at which a guess was compared, and those at which it was right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_tried = self.num_accepted = 0
+
+    def observe(self, event: Event) -> None:
+        super().observe(event)
+        if isinstance(event, StepDone):
+            self.num_tried += event.num_tried
+            self.num_accepted += event.num_accepted
+
+
+@pytest.mark.parametrize("way", ["together", "preempted", "in chunks"])
+def test_the_target_as_its_own_draft_model_is_always_right(
+    run: Run, target: Path, way: str
+) -> None:
+    """Also where tokens are drawn, of several sequences and with filters."""
+    compared = Compared()
+    run(target, CASES[way], PROMPTS, PARAMS, observer=[compared])
+    assert compared.num_tried == compared.num_accepted > 50
+    assert compared.found == []
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "mistral"])
 def test_any_family_may_draft(run: Run, tmp_path: Path, kind: str) -> None:
     folder = write_tiny_model(tmp_path / "m", kind, dtype="float64", num_hidden_layers=1)
@@ -127,20 +166,6 @@ class Never(Seldom):
         self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts
     ) -> Sequence[Choice]:
         return [Choice(0, 0) for _ in rows]
-
-
-class Errors(Observer):
-    """Notes errors."""
-
-    def __init__(self) -> None:
-        self.found: list[ErrorHappened] = []
-
-    def observe(self, event: Event) -> None:
-        if isinstance(event, ErrorHappened):
-            self.found.append(event)
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("depth", [1, 2])
