@@ -84,7 +84,15 @@ def train_head(job: Job, context: CommandContext) -> list[Acceptance]:
 
 
 class _Run:
-    """One run."""
+    """One run.
+
+    Attributes:
+        held_out: token ids of prompts that are not learnt from, by number.
+        state: what the folder holds.
+    """
+
+    held_out: dict[int, tuple[int, ...]]
+    state: RunState
 
     def __init__(self, job: Job, context: CommandContext) -> None:
         self.job = job
@@ -207,7 +215,8 @@ class _Run:
     def _shown(self, answers: Answers, label: str) -> Iterator[list[Answer]]:
         """Shards without what is held out."""
         for shard in self.context.progress(answers, label, len(answers)):
-            yield [answer for answer in shard if answer.prompt not in self.held_out]
+            if kept := [answer for answer in shard if answer.prompt not in self.held_out]:
+                yield kept
 
     def _start(self, head: Head, answers: Answers, words: Vocabulary) -> None:
         start = Start(head, words.embedding, words.rows)
@@ -246,14 +255,14 @@ class _Run:
             if epoch > now:
                 finish_epoch(epoch)
                 now = epoch
+            if time.monotonic() > saved + CHECKPOINT_S:
+                trainer.save()  # never of an epoch's end before that is noted
+                saved = time.monotonic()
             rate = trainer.rate()
             losses.append(trainer.train(batch))
             if trainer.step % STEPS_A_LINE == 0:
                 loss = round(sum(losses) / len(losses), 4)
                 log.write(trainer.step, epoch=epoch, loss=loss, learning_rate=rate)
                 losses = []
-            if time.monotonic() > saved + CHECKPOINT_S:
-                trainer.save()
-                saved = time.monotonic()
         if remaining:
             finish_epoch(self.job.train.epochs)

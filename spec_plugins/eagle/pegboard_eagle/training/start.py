@@ -68,11 +68,11 @@ class Start:
 
     def show(self, answers: Sequence[Answer]) -> None:
         """Answers, for the first regression."""
-        for one in answers:
-            features = one.features[1:].float()  # the first token's states are like no others
-            self._of_taps.add(one.taps[1:].float(), features)
-            self._root_sum += float(features.square().mean(1).sqrt().sum())
-            self._count += len(features)
+        # The first token's states are like no others.
+        features = torch.cat([one.features[1:] for one in answers]).float()
+        self._of_taps.add(torch.cat([one.taps[1:] for one in answers]).float(), features)
+        self._root_sum += float(features.square().mean(1).sqrt().sum())
+        self._count += len(features)
 
     @torch.no_grad()
     def fit_taps(self) -> None:
@@ -84,12 +84,11 @@ class Start:
     def show_again(self, answers: Sequence[Answer]) -> None:
         """Answers, for the second regression."""
         eps = self._head.shape.eps
-        for one in answers:
-            known = self._head.features(one.taps[1:-1].float())
-            joined = torch.cat(
-                (_normed(self._embedding[one.token_ids[2:-1].long()], eps), _normed(known, eps)), 1
-            )
-            self._of_tokens.add(joined, one.features[2:].float() - known)
+        known = self._head.features(torch.cat([one.taps[1:-1] for one in answers]).float())
+        token_ids = torch.cat([one.token_ids[2:-1] for one in answers]).long()
+        joined = torch.cat((_normed(self._embedding[token_ids], eps), _normed(known, eps)), dim=1)
+        features = torch.cat([one.features[2:] for one in answers]).float()
+        self._of_tokens.add(joined, features - known)
 
     @torch.no_grad()
     def fit(self) -> None:
