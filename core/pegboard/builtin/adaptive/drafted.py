@@ -54,10 +54,17 @@ def drafted(rows: Sequence[DraftView], counts: Ints, most: int, power: float) ->
     """The first so many nodes of each row, at most `most`; for `power` see `tree_chances`."""
     held = np.arange(most) < counts[:, None]
     classes = np.zeros(held.shape, np.int64)
-    parts = [row.confidences[:count] for row, count in zip(rows, counts.tolist(), strict=True)]
+    parts = [
+        row.confidences if row.num_drafts == count else row.confidences[:count]
+        for row, count in zip(rows, counts.tolist(), strict=True)
+    ]
     classes[held] = classes_of(np.array(list(chain.from_iterable(parts)), np.float64))
     shares = held.astype(np.float64)
-    trees = [index for index, row in enumerate(rows) if not is_chain(row.parents)]
+    trees = [
+        index
+        for index, row in enumerate(rows)
+        if type(row.parents) is not range and not is_chain(row.parents)
+    ]
     if not trees:
         return Drafted(counts, classes, counts, None, shares)
     num_depths, depths = counts.copy(), np.where(held, np.arange(most), 0)
@@ -73,9 +80,7 @@ def drafted(rows: Sequence[DraftView], counts: Ints, most: int, power: float) ->
 
 def is_chain(parents: Sequence[int]) -> bool:
     """Whether each node is the only child of the one before."""
-    return isinstance(parents, range) or all(
-        parent == node - 1 for node, parent in enumerate(parents)
-    )
+    return all(parent == node - 1 for node, parent in enumerate(parents))
 
 
 def tree_chances(row: DraftView, count: int, power: float) -> tuple[Floats, list[int], list[float]]:

@@ -36,6 +36,7 @@ class Planner:
 
     Attributes:
         rate: tokens a second by the plan; 0: nothing was measured yet.
+        age: steps since the plan was made.
     """
 
     def __init__(self, most: int, calibration: Calibration) -> None:
@@ -43,7 +44,7 @@ class Planner:
         self._most = most
         self._calibration = calibration
         self._asked: Ints = np.full(2 * _NUM_ODDS + 1, most, np.int64)
-        self._age = 0
+        self.age = 0
         self._num_rows = 0
         self._num_seen = 0
         shape = _NUM_RECENT, most
@@ -59,16 +60,16 @@ class Planner:
 
     def is_due(self, num_rows: int) -> bool:
         """A step of so many rows comes: whether the plan is old, or was for another number."""
-        self._age += 1
-        return self._age >= PLAN_STEPS or 8 * abs(num_rows - self._num_rows) >= self._num_rows
+        self.age += 1
+        return self.age >= PLAN_STEPS or 8 * abs(num_rows - self._num_rows) >= self._num_rows
 
-    def see(self, drafts: Drafted, asked: Ints, places: Ints) -> None:
+    def see(self, drafts: Drafted, asked: Ints, holding: Ints) -> None:
         """Keeps some of the drafts that were made since the last step, and of the rows that were asked
         for some and got none.
 
         Args:
             asked: int64 [R], of each row.
-            places: int64 [R], its place among the drafts; -1: it got none.
+            holding: int64 [rows with drafts], their indices, ascending.
         """
         (some,) = asked.nonzero()
         if not len(some):
@@ -79,12 +80,13 @@ class Planner:
         assert recent.depths is not None
         self._weights *= 1 - 1 / _WINDOW
         for index in some.tolist():
-            at, place = self._num_seen % _NUM_RECENT, int(places[index])
+            at, place = self._num_seen % _NUM_RECENT, int(holding.searchsorted(index))
+            got_none = place == len(holding) or holding[place] != index
             self._num_seen += 1
             self._weights[at] = 1.0
-            recent.counts[at] = drafts.counts[place] if place >= 0 else 0
+            recent.counts[at] = 0 if got_none else drafts.counts[place]
             self._is_cut[at] = recent.counts[at] == asked[index] < self._most
-            if place < 0:
+            if got_none:
                 recent.shares[at] = 0.0
                 continue
             recent.classes[at] = drafts.classes[place]
@@ -96,7 +98,7 @@ class Planner:
     def plan(self, odds: Floats, costs: StepCosts) -> None:
         """Plans for steps of rows of these odds: how many nodes of each to ask for, and from which worth on
         they would be verified."""
-        self._age, self._num_rows = 0, len(odds)
+        self.age, self._num_rows = 0, len(odds)
         kinds, num_of_kind = np.unique(_kinds(odds), return_counts=True)
         worth, weights = self._expected(2.0 ** ((kinds - _NUM_ODDS) / 2))
         order = np.argsort(-(weights @ worth).ravel(), kind="stable")

@@ -46,7 +46,9 @@ class AdaptivePolicy(SpeculationPolicy):
         self._probing = Probing(self._most)
         self._outcomes: list[Outcome] = []
         self._num_steps = 0
-        self._resting: list[Choice] = []
+        self._asked: Ints = np.zeros(0, np.int64)
+        self._resting: list[Choice] | None = None
+        self._choices = _Choices(self._most + 1)
 
     def choose(self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts) -> list[Choice]:
         if not self._most or not rows:
@@ -54,48 +56,51 @@ class AdaptivePolicy(SpeculationPolicy):
         self._num_steps += 1
         is_due = self._planner.is_due(len(rows))
         if not is_due and self._rests(rows):
+            if self._resting is None:
+                self._resting = self._choices.of(self._asked)
             return self._resting
         shown = Shown(rows, self._most)
         slots = self._rows.slots(shown)
         self._learn(shown, slots, is_due)
+        return self._choices.of(*self._decide(shown, slots, tokens_left, costs, is_due))
+
+    def _rests(self, rows: Sequence[DraftView]) -> bool:
+        """Whether there is nothing to decide, and nothing to learn."""
+        return (
+            len(rows) == len(self._asked)
+            and not self._rows.awaits
+            and not self._probing.is_open
+            and not any(row.num_drafts for row in rows)
+        )
+
+    def _decide(
+        self, shown: Shown, slots: Ints, tokens_left: int, costs: StepCosts, is_due: bool
+    ) -> tuple[Ints, Ints]:
+        """Nodes to ask for, and nodes to verify, of each row."""
         (holding,) = (shown.held > 0).nonzero()
-        holders = [rows[index] for index in holding.tolist()]
+        holders = [shown.rows[index] for index in holding.tolist()]
         power = self._sharpness.power
         drafts = drafted(holders, shown.held[holding], self._most, power)
-        places = np.full(len(rows), -1)
-        places[holding] = np.arange(len(holding))
-        self._planner.see(drafts, self._rows.asked[slots], places)
+        self._planner.see(drafts, self._rows.asked[slots], holding)
         odds = self._rows.odds.values[slots]
         if is_due:
             self._planner.plan(odds, costs)
-        verify = np.zeros(len(rows), np.int64)
+        verify = np.zeros(len(slots), np.int64)
         if len(holding) and tokens_left > 0:
             verify[holding] = self._worthwhile(drafts, odds[holding], tokens_left, costs)
         propose = np.minimum(self._planner.asked_of(odds), np.maximum(shown.limit, 0))
-        self._resting = [Choice(0, number) for number in propose.tolist()]
+        self._asked, self._resting = propose.copy(), None
         step_s = costs.step_s(costs.num_tokens)
         self._sizing.save(step_s, self._num_steps)
         self._probing.save(step_s, self._num_steps)
         self._num_steps = 0
         self._probing.probe(shown, slots, verify, propose, tokens_left, costs)
-        if costs.num_tokens == len(rows):  # no prompt's chunk
-            self._sizing.visit(len(rows) + int(verify.sum()))
+        if costs.num_tokens == len(slots):  # no prompt's chunk
+            self._sizing.visit(len(slots) + int(verify.sum()))
         self._rows.asked[slots] = propose
         if len(holding):
-            self._rows.remember(slots[holding], drafts, verify[holding])
-        if drafts.depths is not None:
-            for index, row in zip(holding.tolist(), holders, strict=True):
-                self._rows.remember_tree(int(slots[index]), row, int(verify[index]), power)
-        return list(map(Choice, verify.tolist(), propose.tolist()))
-
-    def _rests(self, rows: Sequence[DraftView]) -> bool:
-        """Whether there is nothing to decide, and nothing to learn."""
-        return (
-            len(rows) == len(self._resting)
-            and not self._rows.awaits
-            and not self._probing.is_open
-            and not any(row.num_drafts for row in rows)
-        )
+            self._rows.remember(slots[holding], holders, drafts, verify[holding], power)
+        return propose, verify
 
     def _learn(self, shown: Shown, slots: Ints, is_due: bool) -> None:
         """Takes the outcome of what was verified last."""
@@ -109,7 +114,7 @@ class AdaptivePolicy(SpeculationPolicy):
                 self._learn_from(seen)
             self._outcomes.clear()
         if is_due:
-            self._rows.odds.fade(self._num_steps)
+            self._rows.odds.fade(self._planner.age)
 
     def _learn_from(self, seen: Outcome) -> None:
         was_tried = (np.arange(self._most) < seen.tried[:, None]) & (seen.classes >= 0)
@@ -131,3 +136,20 @@ class AdaptivePolicy(SpeculationPolicy):
         seconds = costs.steps_s(costs.num_tokens, costs.num_tokens + num_nodes)
         best = self._sizing.choose(costs.num_tokens, gain, seconds, self._planner.rate)
         return np.bincount(order[:best] // self._most, minlength=len(drafts.counts))
+
+
+class _Choices(dict[int, Choice]):
+    """Choices that were made once: making them takes longer than finding them."""
+
+    def __init__(self, base: int) -> None:
+        super().__init__()
+        self._base = base
+
+    def __missing__(self, key: int) -> Choice:
+        verify, propose = divmod(key, self._base)
+        choice = self[key] = Choice(verify, propose)
+        return choice
+
+    def of(self, propose: Ints, verify: Ints | int = 0) -> list[Choice]:
+        """The choice for each row."""
+        return [self[key] for key in (verify * self._base + propose).tolist()]

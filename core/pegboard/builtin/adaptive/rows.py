@@ -97,20 +97,28 @@ class RowStates:
         at = slots[some]
         return Outcome(at, more[some], right[some], self._classes[at], self._is_tree[at])
 
-    def remember(self, slots: Ints, drafts: Drafted, verify: Ints) -> None:
-        """Keeps what rows that hold drafts verify of them. Of trees see `remember_tree`."""
+    def remember(
+        self,
+        slots: Ints,
+        rows: Sequence[DraftView],
+        drafts: Drafted,
+        verify: Ints,
+        power: float,
+    ) -> None:
+        """Keeps what rows that hold drafts verify of them."""
         self.awaits = True
         kept = np.arange(self._most) < np.minimum(verify, drafts.num_depths)[:, None]
         self._classes[slots] = np.where(kept, drafts.classes, -1)
         self._is_tree[slots] = False
-
-    def remember_tree(self, slot: int, row: DraftView, verify: int, power: float) -> None:
-        """The chances of a tree's depths are those of the nodes that are verified."""
-        if verify and not is_chain(row.parents):
-            self._is_tree[slot] = True
-            chances, _, _ = tree_chances(row, verify, power)
-            self._classes[slot, : len(chances)] = classes_of(chances)
-            self._classes[slot, len(chances) :] = -1
+        if drafts.depths is None:
+            return
+        for slot, row, count in zip(slots.tolist(), rows, verify.tolist(), strict=True):
+            if count and not is_chain(row.parents):
+                # The chances of its depths are those of the nodes that are verified.
+                self._is_tree[slot] = True
+                chances, _, _ = tree_chances(row, count, power)
+                self._classes[slot, : len(chances)] = classes_of(chances)
+                self._classes[slot, len(chances) :] = -1
 
     def _slot(self, row: DraftView) -> int:
         slot = self._slots.get(row.seq_id)
