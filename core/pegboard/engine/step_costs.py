@@ -26,7 +26,10 @@ _SPREAD = 1.25
 """Standard error of one measurement, in mean absolute deviations. What few measurements said is taken to be
 longer by the standard error of their mean, lest the luckiest of many sizes be taken for the best."""
 
-_MOST_OFF = 0.4
+_FIRST = 3
+"""First measurements of a class, of which the least counts."""
+
+_MOST_LATE, _MOST_EARLY = 0.2, 0.4
 """Most that one measurement counts for, as the logarithm of its ratio to the mean."""
 
 _UNTRIED = 0.5
@@ -117,10 +120,11 @@ class _Curve:
         mean = self._means.get(_size_class(size))
         if mean is None:
             mean = self._means[_size_class(size)] = _Mean(float(size), log)
-        elif mean.num == 1 and log < mean.log - _MOST_OFF:
-            mean.log = log  # a step may be late for many reasons, above all the first one
+        elif mean.num < _FIRST:
+            # A step may be late for many reasons, above all a first one, and early for none.
+            mean.log = min(mean.log, log)
         else:
-            off = max(-_MOST_OFF, min(_MOST_OFF, log - mean.log))
+            off = max(-_MOST_EARLY, min(_MOST_LATE, log - mean.log))
             mean.log += off / min(mean.num + 1, _WINDOW)
             if mean.num >= _PACE_WINDOW:
                 self._keep_pace(mean, off)

@@ -172,8 +172,8 @@ def test_without_a_change_nothing_is_decided() -> None:
     """The steps between two plans cost next to nothing where no row holds drafts."""
     policy, costs = adaptive(), LinearCosts(base_s=1.0, token_s=1.0)
     rows = [DraftView(number, 0, (), (), 0, 0, 100, 5) for number in range(4)]
-    answers = [policy.choose(rows, 64, costs) for _ in range(9)]
-    assert len({id(answer) for answer in answers}) < 5
+    answers = [policy.choose(rows, 64, costs) for _ in range(100)]
+    assert len({id(answer) for answer in answers}) < 40
     assert all(choice == Choice(0, 5) for answer in answers for choice in answer)
 
 

@@ -10,7 +10,7 @@ from pegboard.builtin.adaptive.drafted import Drafted
 from pegboard.interfaces.speculation_policy import StepCosts
 
 PLAN_STEPS = 8
-"""Steps that a plan holds for, while there are about as many rows."""
+"""Steps that a plan holds for, while there are about as many rows; the first ones for fewer."""
 
 _NUM_RECENT = 64
 """Drafts of late that tell what to expect of the next ones."""
@@ -26,6 +26,9 @@ _NUM_ODDS = 8
 
 _LEAST_WORTH = np.array([1e-9, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
 """A plan lets steps verify what is worth more than one of these."""
+
+_FIRST_CHANCE = 0.6
+"""Chance of a node before there were any."""
 
 _FLAT = 0.003
 """Part of the rate that is given away for drafts: of those that are made, a step may choose."""
@@ -45,7 +48,7 @@ class Planner:
         self._calibration = calibration
         self._asked: Ints = np.full(2 * _NUM_ODDS + 1, most, np.int64)
         self.age = 0
-        self._num_rows = 0
+        self._num_rows = self._num_plans = 0
         self._num_seen = 0
         shape = _NUM_RECENT, most
         self._recent = Drafted(
@@ -61,7 +64,8 @@ class Planner:
     def is_due(self, num_rows: int) -> bool:
         """A step of so many rows comes: whether the plan is old, or was for another number."""
         self.age += 1
-        return self.age >= PLAN_STEPS or 8 * abs(num_rows - self._num_rows) >= self._num_rows
+        is_old = self.age >= min(PLAN_STEPS, self._num_plans + 1)
+        return is_old or 8 * abs(num_rows - self._num_rows) >= self._num_rows
 
     def see(self, drafts: Drafted, asked: Ints, holding: Ints) -> None:
         """Keeps some of the drafts that were made since the last step, and of the rows that were asked
@@ -99,6 +103,7 @@ class Planner:
         """Plans for steps of rows of these odds: how many nodes of each to ask for, and from which worth on
         they would be verified."""
         self.age, self._num_rows = 0, len(odds)
+        self._num_plans += 1
         kinds, num_of_kind = np.unique(_kinds(odds), return_counts=True)
         worth, weights = self._expected(2.0 ** ((kinds - _NUM_ODDS) / 2))
         order = np.argsort(-(weights @ worth).ravel(), kind="stable")
@@ -131,7 +136,8 @@ class Planner:
         """What nodes would be worth, of rows of such odds, if the next drafts were those of late:
         [kinds of odds, drafts, most], and how much each of these drafts counts."""
         if not self._num_seen:
-            return np.ones((len(odds), 1, self._most)), np.ones(1)
+            worth = np.cumprod(np.full(self._most, _FIRST_CHANCE))
+            return np.broadcast_to(worth, (len(odds), 1, self._most)), np.ones(1)
         num = min(self._num_seen, _NUM_RECENT)
         worth = self._recent.worth(self._calibration, odds[:, None])
         worth = np.broadcast_to(worth, (len(odds), *worth.shape[-2:]))[:, :num].copy()
