@@ -86,6 +86,14 @@ class Calibration:
         chances: Floats = self._chances.take(classes + self._depths)
         return chances
 
+    def least(self, chance: float, odds: float) -> float:
+        """Below which probability a first node of no row is accepted with that chance, if no row's odds are
+        better than these."""
+        (good,) = (adjusted(self._chances[0], np.array(odds)) >= chance).nonzero()
+        if not len(good):
+            return 1.1
+        return float(_EDGES[good[0] - 1]) if good[0] else 0.0
+
     def note(self, depths: Ints, classes: Ints, accepted: NDArray[np.bool_]) -> None:
         """Notes the outcome of comparisons, at depths from 0 on."""
         at = self._depths[depths] + classes

@@ -9,10 +9,10 @@ from pegboard.builtin.adaptive.acceptance import Calibration, Floats, Ints
 from pegboard.builtin.adaptive.drafted import Drafted
 from pegboard.interfaces.speculation_policy import StepCosts
 
-PLAN_STEPS = 8
+PLAN_STEPS = 16
 """Steps that a plan holds for, while there are about as many rows; the first ones for fewer."""
 
-_NUM_RECENT = 64
+_NUM_RECENT = 32
 """Drafts of late that tell what to expect of the next ones."""
 
 _MOST_A_STEP = 4
@@ -24,7 +24,7 @@ _WINDOW = 10
 _NUM_ODDS = 8
 """Rows are taken together whose odds are alike: so many classes better than all, and as many worse."""
 
-_LEAST_WORTH = np.array([1e-9, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+_LEAST_WORTH = np.array([1e-9, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9])
 """A plan lets steps verify what is worth more than one of these."""
 
 _FIRST_CHANCE = 0.6

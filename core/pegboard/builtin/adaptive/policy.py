@@ -46,6 +46,7 @@ class AdaptivePolicy(SpeculationPolicy):
         self._probing = Probing(self._most)
         self._outcomes: list[Outcome] = []
         self._num_steps = 0
+        self._least = 0.0
         self._asked: Ints = np.zeros(0, np.int64)
         self._resting: list[Choice] | None = None
         self._choices = _Choices(self._most + 1)
@@ -70,8 +71,12 @@ class AdaptivePolicy(SpeculationPolicy):
             len(rows) == len(self._asked)
             and not self._rows.awaits
             and not self._probing.is_open
-            and not any(row.num_drafts for row in rows)
+            and not any(row.num_drafts and self._is_good(row) for row in rows)
         )
+
+    def _is_good(self, row: DraftView) -> bool:
+        """Whether drafts of a row may be worth a closer look."""
+        return row.confidences[0] >= self._least or type(row.parents) is not range
 
     def _decide(
         self, shown: Shown, slots: Ints, tokens_left: int, costs: StepCosts, is_due: bool
@@ -85,6 +90,7 @@ class AdaptivePolicy(SpeculationPolicy):
         odds = self._rows.odds.values[slots]
         if is_due:
             self._planner.plan(odds, costs)
+            self._least = self._calibration.least(self._price(len(slots), costs), odds.max())
         verify = np.zeros(len(slots), np.int64)
         if len(holding) and tokens_left > 0:
             verify[holding] = self._worthwhile(drafts, odds[holding], tokens_left, costs)
@@ -101,6 +107,13 @@ class AdaptivePolicy(SpeculationPolicy):
         if len(holding):
             self._rows.remember(slots[holding], holders, drafts, verify[holding], power)
         return propose, verify
+
+    def _price(self, num_rows: int, costs: StepCosts) -> float:
+        """What a node has to be worth at the least, in a step of so many rows: as much as its time, of as
+        many nodes as make it cheapest."""
+        seconds = costs.steps_s(num_rows, num_rows * (1 + self._most))
+        each_s = (seconds[1:] - seconds[0]) / np.arange(1, len(seconds))
+        return self._planner.rate * float(each_s.min())
 
     def _learn(self, shown: Shown, slots: Ints, is_due: bool) -> None:
         """Takes the outcome of what was verified last."""
