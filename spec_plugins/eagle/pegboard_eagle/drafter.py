@@ -15,6 +15,7 @@ import torch
 from pegboard.interfaces.drafter import Drafter, DrafterContext, Observation, OwnLayers, UnitTokens
 from pegboard.models.layers import DTYPES, LayerBuilder
 from pegboard.step import Drafts, Float32, Int32, RowAdmission
+from pegboard_eagle.deferred import Deferred
 from pegboard_eagle.features import Features
 from pegboard_eagle.layers import EagleLayers
 from pegboard_eagle.layout import layout_of
@@ -37,11 +38,13 @@ class EagleDrafter(Drafter):
         self._features = Features(
             context.max_num_seqs, context.num_blocks[0], group.block_size, kept
         )
+        self._deferred = Deferred(context.max_num_seqs, group.block_size)
         self._sampling = Sampling(context) if options.sampled else None
         self._unit = context.unit(shape, self._build)
 
     def admit(self, admission: RowAdmission, block_tables: tuple[Int32, ...]) -> None:
         self._features.admit(admission, block_tables[0])
+        self._deferred.admit(admission.row)
         if self._sampling is not None:
             self._sampling.admit(admission)
 
@@ -49,6 +52,12 @@ class EagleDrafter(Drafter):
         pass  # a row's next admission replaces what is kept of it
 
     def propose(self, seen: Observation) -> tuple[Drafts, Float32]:
+        due = self._deferred.due(seen)
+        if due is None:
+            return drafts_of(seen.rows[:0], [])
+        return self._proposed(due)
+
+    def _proposed(self, seen: Observation) -> tuple[Drafts, Float32]:
         states = self._extend(seen)
         asked = np.flatnonzero(seen.propose)
         if not len(asked):

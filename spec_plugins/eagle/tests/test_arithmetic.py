@@ -18,11 +18,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pegboard import Engine
+from pegboard import Engine, SamplingParams
 from pegboard.interfaces.drafter import DrafterContext, Observation, UnitTokens
+from pegboard.interfaces.speculation_policy import Choice, DraftView, StepCosts
 from pegboard.step import Drafts, Float32, Int32, RowAdmission
 from pegboard.testing.dict_cache import DictCache
 from pegboard.testing.invariance import Case, run_case, various_params, various_prompts
+from pegboard.testing.model_drafter import OnAndOff
 from pegboard.testing.sample import Draw, reference_token
 from pegboard_eagle.drafter import EagleDrafter
 from pegboard_eagle.options import EagleOptions
@@ -362,7 +364,25 @@ def recorder(options: type[EagleOptions], notes: Notes) -> Callable[..., Recorde
     return make
 
 
-def play(target: Path, draft: Path, num_nodes: int, options: type[EagleOptions]) -> Notes:
+class Seldom(OnAndOff):
+    """Asks for nodes in one step of seven."""
+
+    def choose(
+        self, rows: Sequence[DraftView], tokens_left: int, costs: StepCosts
+    ) -> Sequence[Choice]:
+        self._num_steps += 1
+        asked = 0 if self._num_steps % 7 else self._num_nodes
+        return [Choice(row.num_drafts, asked) for row in rows]
+
+
+def play(
+    target: Path,
+    draft: Path,
+    num_nodes: int,
+    options: type[EagleOptions],
+    params: Sequence[SamplingParams] = PARAMS,
+    **objects: Any,
+) -> Notes:
     """Runs prompts of several lengths together, in chunks, preempted now and then."""
     notes = Notes()
     config = {
@@ -377,7 +397,7 @@ def play(target: Path, draft: Path, num_nodes: int, options: type[EagleOptions])
         },
     }
     case = Case(batch=3, chunk=7, interruptions=3)
-    run_case(config, case, PROMPTS, PARAMS, drafter=recorder(options, notes))
+    run_case(config, case, PROMPTS, params, drafter=recorder(options, notes), **objects)
     assert notes.wrong == [] and notes.proposals
     return notes
 
@@ -454,6 +474,27 @@ def test_a_tree_of_no_more_nodes_than_children_is_the_best_of_all(
         check_nodes(proposal, *best_tree(reading, rows, proposal.asked, 3))
 
 
+def test_tokens_that_waited_are_computed_as_they_were(
+    target_folder: Path, read: Callable[[str], tuple[Path, Reading]]
+) -> None:
+    """Rows for which nothing is asked wait within a block."""
+    folder, reading = read("EAGLE-3")
+    params = [
+        SamplingParams(max_tokens=24, ignore_eos=True, temperature=heat, seed=3)
+        for heat in (0.0, 1.0, 0.0, 0.8)
+    ]
+    notes = play(target_folder, folder, 3, EagleOptions, params, speculation_policy=Seldom(3))
+    states = {}
+    for proposal, rows in readings(notes, reading):
+        check_nodes(proposal, *eagle2(reading, rows, proposal.asked, proposal.asked, 1))
+        for t, row in enumerate(rows):
+            states[tuple(proposal.tokens[: t + 2])] = row[2]
+    compared = [(states[known], state) for known, state in notes.rows if known in states]
+    assert len(compared) > 100
+    for wanted, state in compared:
+        torch.testing.assert_close(state, wanted, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("options", [LikelyChains, LikelyTrees])
 def test_nodes_are_proposed_as_long_as_their_path_is_likely(
     target_folder: Path,
@@ -518,7 +559,7 @@ def test_a_warm_cache_has_every_feature_and_they_are_counted_with_the_blocks(
         "prefix_cache": "auto",
         "kv_cache": {"block_size": 4, "memory": "8MiB"},
         "max_model_len": 64,
-        "drafter": {"model": str(folder), "num_speculative_tokens": 3},
+        "drafter": {"model": str(folder), "num_speculative_tokens": 3, "policy": "fixed"},
     }
     notes = Notes()
     with Engine(config, drafter=recorder(EagleOptions, notes), prefix_cache=DictCache) as engine:
