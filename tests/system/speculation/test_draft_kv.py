@@ -287,10 +287,11 @@ def test_the_drafters_kv_of_known_tokens_is_that_of_a_prefill(
         length = len(one.token_ids)
         whole = next(kv for text, kv in known.items() if text[:length] == one.token_ids)
         found, wanted = one.kv[skipped:], whole[skipped:length]
-        if drafter == "draft model":
+        if drafter == "draft model" or "eagle" in drafter:
             # Of a row for which no guess was asked some tokens wait to be read: none that others have.
             read = ~found.isnan().any(dim=1)
-            assert read[: one.num_cached].all() and (~read).sum() < BLOCK_SIZE
+            num_others = max(0, one.num_cached - skipped)
+            assert read[:num_others].all() and (~read).sum() < BLOCK_SIZE
             found, wanted = found[read], wanted[read]
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
 
