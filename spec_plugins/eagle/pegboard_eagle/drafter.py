@@ -49,7 +49,7 @@ class EagleDrafter(Drafter):
             self._sampling.admit(admission)
 
     def release(self, row: int, num_tokens: int) -> None:
-        pass  # a row's next admission replaces what is kept of it
+        self._features.release(row)
 
     def propose(self, seen: Observation) -> tuple[Drafts, Float32]:
         due = self._deferred.due(seen)

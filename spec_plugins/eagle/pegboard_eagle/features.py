@@ -53,6 +53,11 @@ class Features:
         self._prompt_end[row] = len(prompt) - 1
         self._prompts[row] = _key(prompt)
 
+    def release(self, row: int) -> None:
+        """The row is given back."""
+        self._prompts.pop(row, None)
+        self._prompt_end[row] = -1
+
     def before(self, seen: Observation, features: torch.Tensor) -> torch.Tensor:
         """Keeps what was observed.
 

@@ -37,10 +37,7 @@ KEPT: dict[str, Callable[[Any], Iterable[Any]]] = {
     "oracle": lambda drafter: drafter._coming,
     "adversarial": lambda drafter: drafter._coming,
     "second model": lambda drafter: drafter.rows,
-    "eagle tree": lambda drafter: [
-        *drafter._features._prompts,
-        *(one for one in drafter._features._last.values() if one is not None),
-    ],
+    "eagle tree": lambda drafter: drafter._features._prompts,
     "suffix": lambda drafter: drafter._texts,
     "draft model": lambda drafter: (),  # void until a row is taken again
 }
