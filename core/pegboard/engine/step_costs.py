@@ -26,7 +26,7 @@ _SPREAD = 1.25
 """Standard error of one measurement, in mean absolute deviations. What few measurements said is taken to be
 longer by the standard error of their mean, lest the luckiest of many sizes be taken for the best."""
 
-_FIRST = 3
+_FIRST = 2
 """First measurements of a class, of which the least counts."""
 
 _MOST_LATE, _MOST_EARLY = 0.2, 0.4
