@@ -10,6 +10,7 @@ import torch
 
 from pegboard.interfaces.drafter import Observation
 from pegboard.step import Bool, Int32, Int64, read_only
+from pegboard_eagle.memory import MAX_WAITING
 from pegboard_eagle.nodes import offsets_of
 
 
@@ -20,7 +21,7 @@ class Deferred:
     def __init__(self, max_num_seqs: int, block_size: int) -> None:
         self._block_size = block_size
         self._counts: Int64 = np.zeros(max_num_seqs, np.int64)
-        self._token_ids: Int32 = np.zeros((max_num_seqs, block_size), np.int32)
+        self._token_ids: Int32 = np.zeros((max_num_seqs, MAX_WAITING), np.int32)
         self._taps: dict[int, torch.Tensor] = {}
 
     def admit(self, row: int) -> None:
@@ -34,6 +35,7 @@ class Deferred:
         last = seen.positions[seen.offsets[1:] - 1]
         is_due = (seen.propose > 0) | (num_next == 0) | (counts > 1)
         is_due |= last % self._block_size == self._block_size - 1
+        is_due |= self._counts[seen.rows] == MAX_WAITING
         if is_due.all() and not self._counts[seen.rows].any():
             return seen
         if not is_due.all():
