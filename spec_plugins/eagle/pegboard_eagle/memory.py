@@ -14,7 +14,7 @@ FEATURES_A_ROW = 3
 
 
 def estimate(workload: Workload) -> int:
-    """Bytes of the tapped states that wait, and of features but those of blocks, which are counted there."""
+    """Bytes of the tapped states that wait, and of features. Those of blocks are counted there."""
     options = workload.options
     assert isinstance(options, EagleOptions)
     num_taps = 3 if options.taps == "auto" else len(options.taps)
