@@ -17,6 +17,7 @@ from pegboard.config_values import (
     ApiKeys,
     AutoCount,
     AutoDepth,
+    AutoDraftNodes,
     AutoThreads,
     Count,
     Host,
@@ -122,7 +123,7 @@ class DrafterChoice(Choice):
 
     name: Text = "none"
     model: OptionalText = None
-    num_speculative_tokens: AutoCount = "auto"
+    num_speculative_tokens: AutoDraftNodes = "auto"
     policy: Choice = Choice(name="auto")
     verification: Annotated[Verification, one_of(Verification)] = "exact"
 

@@ -16,6 +16,7 @@ Auto = Literal["auto"]
 MAX_COUNT = 2**31 - 1
 MAX_THREADS = 1024
 MAX_DEPTH = 8
+MAX_DRAFT_NODES = 64
 MAX_STEP_MS = 3_600_000
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?", re.IGNORECASE)
@@ -219,6 +220,7 @@ Texts = Annotated[list[str], PlainValidator(_texts)]
 Count = Annotated[int, whole(1)]
 AutoCount = Annotated[int | Auto, whole(1, words=["auto"])]
 AutoDepth = Annotated[int | Auto, whole(1, MAX_DEPTH, words=["auto"])]
+AutoDraftNodes = Annotated[int | Auto, whole(1, MAX_DRAFT_NODES, words=["auto"])]
 AutoThreads = Annotated[int | Auto, whole(1, MAX_THREADS, words=["auto"])]
 Host = Annotated[str, PlainValidator(_host)]
 """A name or an address."""

@@ -47,16 +47,18 @@ class DraftMetrics(Collector):
     def done(self, event: StepDone) -> None:
         drafts = event.drafts
         self._drafting_s += event.drafting_s
-        self._without += len(event.inter_token_s)
         if drafts is None:
+            self._without += len(event.inter_token_s)
             return
         self._asked += drafts.num_asked
         self._proposed += drafts.num_proposed
         if drafts.verified:
             self._verifying_s += event.forward_s + event.sampling_s
-            self._without -= _add(self._verified, drafts.verified)
-            _add(self._tried, drafts.tried)
-            _add(self._accepted, drafts.accepted)
+        # A row of a sequence that ended meanwhile is among the drafts, and not among those with tokens.
+        num_verifying = _add(self._verified, drafts.verified)
+        self._without += max(0, len(event.inter_token_s) - num_verifying)
+        _add(self._tried, drafts.tried)
+        _add(self._accepted, drafts.accepted)
 
     def collect(self) -> Iterator[Metric]:
         total = _weighted(self._accepted)
@@ -76,8 +78,7 @@ class DraftMetrics(Collector):
         yield self._by_position(
             "num_tried_tokens_per_pos", "Compared: all before it was right", self._tried
         )
-        # A row of a sequence that ended meanwhile is among the drafts, and not among those with tokens.
-        without = max(0, self._without)
+        without = self._without
         yield self._histogram(
             "chosen_tokens",
             "Draft tokens verified with a decoding sequence in a step, 0 included",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from pegboard.config_values import MAX_DEPTH
+from pegboard.config_values import MAX_DEPTH, MAX_DRAFT_NODES
 from pegboard.errors import PluginError, printable
 
 OBJECT = "object"
@@ -26,7 +26,7 @@ Line = Annotated[str, msgspec.Meta(pattern=r"^[^\r\n]{0,500}\Z")]
 Capability = Annotated[str, msgspec.Meta(pattern=r"^\d{1,3}\.\d{1,3}\Z")]
 
 Depth = Annotated[int, msgspec.Meta(ge=1, le=MAX_DEPTH)]
-SpeculativeTokens = Annotated[int, msgspec.Meta(ge=1, le=64)]
+SpeculativeTokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_DRAFT_NODES)]
 
 Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 

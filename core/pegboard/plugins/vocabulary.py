@@ -68,7 +68,7 @@ OWN_FIELDS: dict[str, tuple[str, ...]] = {
     "logits_processor": ("params", "fields"),
     "checkpoint_source": ("files", "describe"),
     "model": ("architectures", "describe"),
-    "drafter": ("describe", "made_by"),
+    "drafter": ("describe", "made_by", "speculative_tokens"),
 }
 """Fields of `[[provides]]` that are read of these interfaces alone; all others are read of each."""
 

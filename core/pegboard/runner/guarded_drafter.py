@@ -137,7 +137,8 @@ class GuardedDrafter:
         except INTERRUPTS:
             raise
         except BaseException as error:
-            self._cut_off(str(error) if isinstance(error, EngineError) else reason_of(error))
+            # A subclass may be the drafter's own, and its text may raise.
+            self._cut_off(str(error) if type(error) is EngineError else reason_of(error))
             return False
         taken = time.perf_counter() - started
         if taken > allowed_s:

@@ -38,9 +38,18 @@ Name = Annotated[str, AtMost("name")]
 MAX_ID_DIGITS = 20
 """Digits of a token id as text. A longer text is no id, and slow to read as a number."""
 
+
+def _drafts(said: object) -> int | None:
+    try:
+        return read_speculative(said)
+    except RequestError as error:
+        # It is told beside the body's other mistakes.
+        raise ValueError(str(error).removeprefix("speculative: ")) from None
+
+
 Drafts = Annotated[
     int | None,
-    BeforeValidator(read_speculative),
+    BeforeValidator(_drafts),
     WithJsonSchema(
         {
             "anyOf": [

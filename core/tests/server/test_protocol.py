@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from pegboard.config import LimitsConfig
-from pegboard.errors import RequestError
 from pegboard.server.protocol import ChatBody, CompletionBody, GenerationBody
 
 BODIES: list[tuple[type[GenerationBody], dict[str, Any]]] = [
@@ -25,5 +25,5 @@ def test_a_word_on_drafts_is_read(kind: type[GenerationBody], rest: dict[str, An
     assert most(speculative="off") == most(speculative=False) == 0
     assert most(speculative={"num_speculative_tokens": 3}) == 3
     for word in (True, 3, {"num_speculative_tokens": -1}, {"max": 3}):
-        with pytest.raises(RequestError, match="speculative"):
+        with pytest.raises(ValidationError, match="speculative"):
             most(speculative=word)

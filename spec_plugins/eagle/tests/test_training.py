@@ -147,7 +147,7 @@ def test_the_unrolled_head_is_the_one_that_drafts(
         target = engine.prepared.composition.target.shape
     head = random_head(target, 300)
     export(head, ids, target, (2, 1, 0), tmp_path / "head")
-    drafter = {"model": str(tmp_path / "head"), "num_speculative_tokens": K}
+    drafter = {"model": str(tmp_path / "head"), "num_speculative_tokens": K, "policy": "fixed"}
     notes = Notes()
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     with Engine(

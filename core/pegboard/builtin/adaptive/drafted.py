@@ -18,6 +18,9 @@ from pegboard.builtin.adaptive.acceptance import (
 )
 from pegboard.interfaces.speculation_policy import DraftView
 
+LEAST_CHANCE = 1e-100
+"""Products of many small probabilities stay above it, so that one can be divided by another."""
+
 
 @dataclass(slots=True)
 class Drafted:
@@ -96,7 +99,7 @@ def tree_chances(row: DraftView, count: int, power: float) -> tuple[Floats, list
     nodes = zip(row.parents[:count], row.confidences[:count], strict=True)
     for parent, probability in nodes:
         depth, above = (0, 1.0) if parent < 0 else (depths[parent] + 1, reached[parent])
-        chance = above * max(probability, LEAST) ** power
+        chance = max(above * max(probability, LEAST) ** power, LEAST_CHANCE)
         depths.append(depth)
         reached.append(chance)
         if depth == len(by_depth):
