@@ -215,7 +215,9 @@ def test_content_may_come_in_parts_and_developer_is_system(client: OpenAI) -> No
         for messages in (MESSAGES, parts)
     ]
     assert answers[0].choices[0].message == answers[1].choices[0].message
-    assert answers[0].usage == answers[1].usage
+    # Of the second a cache may serve more.
+    counts = [(a.usage.prompt_tokens, a.usage.completion_tokens) for a in answers if a.usage]
+    assert len(counts) == 2 and counts[0] == counts[1]
 
 
 def test_stop_text_ends_the_answer_and_is_no_part_of_it(client: OpenAI) -> None:
